@@ -1,0 +1,81 @@
+# Leeway. `make help` lists the targets.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Where pip finds the CPU build of torch if its own configuration does not know one.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+IMAGE_TAG ?= dev
+PYTEST_ARGS ?=
+
+UV_LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+	--annotation-style line
+
+.PHONY: help setup quickstart test test-slow test-cluster lint format bench docs images lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
+
+setup: $(VENV)/.stamp-project ## create .venv from requirements/cpu.lock (about 2 minutes once, then instant)
+
+$(VENV)/.stamp-deps: requirements/cpu.lock requirements/torch-cpu.txt scripts/setup.sh
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_INDEX="$(TORCH_INDEX)" scripts/setup.sh deps
+	@touch $@
+
+$(VENV)/.stamp-project: $(VENV)/.stamp-deps pyproject.toml
+	@VENV="$(VENV)" scripts/setup.sh project
+	@touch $@
+
+quickstart: setup ## train SmolLM2-135M on this machine through every part (about 10 minutes)
+	@$(BIN)/leeway run examples/quickstart.yaml
+
+lint: setup ## ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: setup ## let ruff format and fix what it can
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+test: lint ## lint, types and the tests that need no GPU and no cluster
+	@$(BIN)/pytest $(PYTEST_ARGS)
+
+test-slow: setup ## the tests that take longer
+	@$(BIN)/pytest -m "slow and not gpu and not cluster" $(PYTEST_ARGS)
+
+test-cluster: setup ## the tests that need a Kubernetes cluster
+	@if ! grep -rqs "pytest.mark.cluster" tests; then \
+		echo "make test-cluster: no cluster tests yet; they come with the Helm chart." >&2; exit 1; fi
+	@$(BIN)/pytest -m cluster $(PYTEST_ARGS)
+
+bench: setup ## run the benchmarks
+	@if ! compgen -G "benchmarks/bench_*.py" >/dev/null; then \
+		echo "make bench: no benchmarks yet; benchmarks/bench_*.py are run one by one once there are any." >&2; \
+		exit 1; fi
+	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+docs: ## check that the documentation builds
+	@if [ ! -f docs/build.py ]; then \
+		echo "make docs: no site yet; read README.md. docs/build.py will build one." >&2; exit 1; fi
+	@$(MAKE) setup
+	@$(BIN)/python docs/build.py
+
+images: ## build the container images, one per file in Dockerfiles/
+	@if ! compgen -G "Dockerfiles/*.Dockerfile" >/dev/null; then \
+		echo "make images: no Dockerfiles yet; they come with the Helm chart." >&2; exit 1; fi
+	@for file in Dockerfiles/*.Dockerfile; do \
+		name=$$(basename "$$file" .Dockerfile); docker build -f "$$file" -t "leeway-$$name:$(IMAGE_TAG)" .; done
+
+lock: ## resolve requirements/*.in again (needs the network)
+	@test -x $(BIN)/uv || $(MAKE) setup
+	@$(UV_LOCK) --excludes requirements/excludes.txt requirements/cpu.in -o requirements/cpu.lock $(LOCK_ARGS)
+	@$(UV_LOCK) requirements/gpu.in -o requirements/gpu.lock $(LOCK_ARGS)
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info shared/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

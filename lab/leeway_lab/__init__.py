@@ -1,0 +1,1 @@
+"""The experiments of the article on a tiny model."""
