@@ -1,0 +1,314 @@
+"""RunConfig: everything a run can be told, in one strict model.
+
+A run is described by one YAML file. Values come, later ones winning, from the defaults below, the file,
+the environment (`LEEWAY_SYNC__MAX_AGE=4`: section, two underscores, key) and `--set sync.max_age=4`.
+Names follow verl, TRL and vLLM where those have one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Dtype = Literal["bfloat16", "float32"]
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys and wrong types are refused, values cannot change later."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True)
+
+
+class ModelConfig(Section):
+    """The policy."""
+
+    name: str = "smollm2-135m-instruct"
+    """`smollm2-135m-instruct`, `tiny`, a directory in Hugging Face format, or a hub id."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Only for `tiny`: sizes of the model and of its supervised warm-up."""
+    max_length: int = Field(default=512, ge=8)
+    """Longest prompt plus response, in tokens."""
+    trust_remote_code: bool = False
+    """Allow code that ships inside a model directory."""
+
+
+class TaskConfig(Section):
+    """Where prompts come from and how a response is rewarded."""
+
+    kind: Literal["reasoning_gym", "jsonl", "digits"] = "reasoning_gym"
+    """`reasoning_gym`: a procedural data set by name; `jsonl`: a file; `digits`: sort digits, built in."""
+    name: str | None = None
+    """The data set of reasoning-gym, for example `chain_sum`."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of the data set."""
+    path: str | None = None
+    """The JSONL file, one object a line."""
+    prompt_field: str = "prompt"
+    """Field of a JSONL object that holds the prompt (text, or a list of chat messages)."""
+    answer_field: str = "answer"
+    """Field of a JSONL object that holds the answer."""
+    size: int = Field(default=1024, ge=1)
+    """Number of items of a procedural data set."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of a procedural data set."""
+    reward: str = "exact"
+    """`exact`, `last_number`, `verifier` (the task's own) or `module:function`."""
+    reward_timeout_s: float = Field(default=5.0, gt=0)
+    """Time limit of one scoring, after which its process is killed."""
+    reward_workers: int = Field(default=1, ge=1)
+    """Scoring processes beside each sampler."""
+    error_reward: float = 0.0
+    """Reward of a response whose scoring crashed or ran out of time."""
+    system_prompt: str | None = None
+    """First message of the chat template."""
+    prompt_suffix: str = ""
+    """Text put after every prompt."""
+
+    @model_validator(mode="after")
+    def _needs(self) -> TaskConfig:
+        if self.kind == "reasoning_gym" and not self.name:
+            raise ValueError("task.name is required for kind reasoning_gym, for example chain_sum")
+        if self.kind == "jsonl" and not self.path:
+            raise ValueError("task.path is required for kind jsonl")
+        return self
+
+
+class SamplingConfig(Section):
+    """How samplers draw tokens, and what they report about it."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    """0 switches it off."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    max_new_tokens: int = Field(default=24, ge=1)
+    head_tokens: int = Field(default=64, ge=0)
+    """Most tokens of the sampler's distribution that are reported per position."""
+    head_eps: float = Field(default=1e-3, ge=0, lt=1)
+    """The head is the smallest set of top tokens with at least 1 - head_eps of the mass."""
+
+    @property
+    def truncated(self) -> bool:
+        """True when some tokens of the vocabulary cannot be drawn."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    @model_validator(mode="after")
+    def _support_is_reported(self) -> SamplingConfig:
+        if self.truncated and not 0 < self.top_k <= self.head_tokens:
+            raise ValueError(
+                f"top_p={self.top_p}, top_k={self.top_k}, min_p={self.min_p} cut the distribution, and the "
+                f"trainer can correct for that only when the sampler reports the whole support: set top_k "
+                f"between 1 and head_tokens={self.head_tokens}, or leave all three off (1.0, 0, 0.0)"
+            )
+        return self
+
+
+class BatchConfig(Section):
+    """What makes one optimiser step."""
+
+    prompts: int = Field(default=16, ge=1)
+    """Prompts in a batch."""
+    group_size: int = Field(default=4, ge=1)
+    """Responses per prompt."""
+
+    @property
+    def size(self) -> int:
+        """Responses in a batch."""
+        return self.prompts * self.group_size
+
+
+class CorrectionConfig(Section):
+    """How the trainer corrects for the mismatch between sampler and trainer."""
+
+    method: str = "dlc"
+    """`leeway corrections` lists what there is."""
+    centering: Literal["discrepancy", "weighted", "plain", "none"] = "discrepancy"
+    """What DLC subtracts at each prefix."""
+    lag_clip: Literal["ppo", "clamp", "none"] = "ppo"
+    """Form of the clip of the lag ratio."""
+    clip_low: float = Field(default=0.2, ge=0, le=1)
+    clip_high: float = Field(default=0.2, ge=0)
+    dual_clip: float = Field(default=3.0, gt=1)
+    clamp_low: float = Field(default=0.0, ge=0)
+    clamp_high: float = Field(default=2.0, gt=0)
+    is_level: Literal["token", "sequence"] = "token"
+    """Level of the importance weights of method `is`."""
+    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    std_floor: float = Field(default=1e-4, gt=0)
+    """Least standard deviation of a group's rewards by which grpo divides; a smaller one gives 0."""
+    aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"] = "token-mean"
+    """How token losses become one number; denominators count what was requested."""
+
+    @model_validator(mode="after")
+    def _ranges(self) -> CorrectionConfig:
+        if self.clamp_low >= self.clamp_high:
+            raise ValueError(f"clamp_low={self.clamp_low} must be below clamp_high={self.clamp_high}")
+        return self
+
+
+class SyncConfig(Section):
+    """When samplers get new weights, and how far they may run ahead."""
+
+    ess_threshold: float | None = Field(default=0.5, gt=0, le=1)
+    """Resync when the effective sample size of the lag ratio (share of n) falls below; null: never."""
+    ess_level: Literal["token", "sequence"] = "token"
+    clip_fraction: float | None = Field(default=None, gt=0, lt=1)
+    """Resync when more than this share of tokens is clipped; null: never."""
+    max_age: int | None = Field(default=16, ge=1)
+    """Resync when the sampler's weights are this many optimiser steps behind; 1: every step."""
+    every_n: int | None = Field(default=None, ge=1)
+    """Resync after every n-th step, whatever is measured."""
+    max_lead: int = Field(default=1, ge=0)
+    """Batches that may be generated ahead of the trainer; 0: synchronous."""
+    verdict_timeout_s: float = Field(default=10.0, gt=0)
+    """After this the trainer applies the same policy itself."""
+    commit_timeout_s: float = Field(default=120.0, gt=0)
+    """Samplers that do not attest a new version within this time are left out until they do."""
+    heartbeat_s: float = Field(default=1.0, gt=0)
+    ticket_idle_s: float = Field(default=10.0, gt=0)
+    """A ticket without a heartbeat for this long is claimed by another sampler."""
+    stall_timeout_s: float = Field(default=300.0, gt=0)
+    """No progress for this long ends the run with a diagnosis."""
+
+    @model_validator(mode="after")
+    def _heartbeat(self) -> SyncConfig:
+        if self.ticket_idle_s < 3 * self.heartbeat_s:
+            raise ValueError(
+                f"ticket_idle_s={self.ticket_idle_s} must be at least three heartbeats "
+                f"(heartbeat_s={self.heartbeat_s}), or live samplers lose their tickets"
+            )
+        return self
+
+
+class SamplerConfig(Section):
+    """The sampler processes and their vLLM engine."""
+
+    replicas: int = Field(default=1, ge=1)
+    dtype: Dtype = "bfloat16"
+    max_num_seqs: int = Field(default=64, ge=1)
+    """Responses in flight in one engine."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    cpu_kv_cache_gib: int = Field(default=1, ge=1)
+    cpu_threads: int | None = Field(default=None, ge=1)
+    """Threads of a CPU engine; null: the cores divided among the processes of the run."""
+    enforce_eager: bool | None = None
+    """null: true on CPU, false on GPU."""
+    engine_args: dict[str, Any] = Field(default_factory=dict)
+    """More arguments for vLLM's AsyncEngineArgs, for example quantization."""
+    http_host: str = "127.0.0.1"
+    http_port: int = Field(default=0, ge=0, le=65535)
+    """Port of /healthz and /readyz of the first sampler, the next ones count up; 0: none."""
+    drain_s: float = Field(default=20.0, gt=0)
+    """On SIGTERM, time to finish what is in flight before it is handed back."""
+    start_timeout_s: float = Field(default=600.0, gt=0)
+    max_restarts: int = Field(default=3, ge=0)
+    """Restarts of a sampler by the local launcher before the run fails."""
+
+
+class TrainerConfig(Section):
+    """The DeepSpeed trainer."""
+
+    steps: int = Field(default=20, ge=1)
+    """Optimiser steps of the whole run."""
+    ranks: int = Field(default=1, ge=1)
+    """Trainer processes on this machine."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Dtype = "bfloat16"
+    """Compute type; master weights and optimiser are float32."""
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    learning_rate: float = Field(default=1e-5, gt=0)
+    lr_schedule: Literal["constant", "linear"] = "constant"
+    warmup_steps: int = Field(default=0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    betas: tuple[float, float] = Field(default=(0.9, 0.95), strict=False)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    micro_batch_tokens: int = Field(default=4096, ge=16)
+    """Padded tokens in one forward and backward pass."""
+    logits_chunk_tokens: int = Field(default=128, ge=1)
+    """Positions whose logits exist at the same time."""
+    gradient_checkpointing: bool = False
+    cpu_threads: int | None = Field(default=None, ge=1)
+    checkpoint_every: int = Field(default=10, ge=0)
+    """Steps between checkpoints; 0: only the last step's."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    deepspeed: dict[str, Any] = Field(default_factory=dict)
+    """More DeepSpeed configuration, merged over Leeway's own."""
+
+
+class WeightsConfig(Section):
+    """The broadcast of new weights."""
+
+    chunk_bytes: int = Field(default=1 << 20, ge=1 << 16, le=4 << 20)
+    dtype: Dtype = "bfloat16"
+    """Type on the wire, which is what samplers load."""
+
+
+class RedisConfig(Section):
+    """The Redis or Valkey server that carries everything in flight."""
+
+    url: str | None = None
+    """`redis://[:password@]host:port/db` or `rediss://`; null: a server of the run's own."""
+    maxmemory_mib: int = Field(default=4096, ge=64)
+    """Memory limit of the run's own server; it refuses writes beyond, it never evicts."""
+    socket_timeout_s: float = Field(default=5.0, ge=1)
+    reconnect_s: float = Field(default=60.0, gt=0)
+    """How long a lost server is retried before a process gives up."""
+
+
+class TelemetryConfig(Section):
+    """Logs."""
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+
+class OutputConfig(Section):
+    """What a run leaves behind."""
+
+    dir: str | None = None
+    """Output directory; null: runs/<name>-<time>."""
+    save_model: bool = True
+    """Write the final policy in Hugging Face format to DIR/model."""
+
+
+class RunConfig(Section):
+    """One run."""
+
+    name: str = Field(default="run", pattern=r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$")
+    """Lower-case letters, digits and dashes; part of every Redis key."""
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    task: TaskConfig
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    batch: BatchConfig = Field(default_factory=BatchConfig)
+    correction: CorrectionConfig = Field(default_factory=CorrectionConfig)
+    sync: SyncConfig = Field(default_factory=SyncConfig)
+    sampler: SamplerConfig = Field(default_factory=SamplerConfig)
+    trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+    weights: WeightsConfig = Field(default_factory=WeightsConfig)
+    redis: RedisConfig = Field(default_factory=RedisConfig)
+    telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig)
+    output: OutputConfig = Field(default_factory=OutputConfig)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> RunConfig:
+        if self.sampling.max_new_tokens >= self.model.max_length:
+            raise ValueError(
+                f"sampling.max_new_tokens={self.sampling.max_new_tokens} must be below "
+                f"model.max_length={self.model.max_length}, which also holds the prompt"
+            )
+        if self.correction.advantage == "rloo" and self.batch.group_size < 2:
+            raise ValueError("correction.advantage=rloo needs batch.group_size >= 2")
+        centred = self.correction.method == "dlc" and self.correction.centering != "none"
+        if centred and self.sampling.head_tokens == 0:
+            raise ValueError(
+                f"correction.method=dlc with centering={self.correction.centering} needs the head of the "
+                "sampler's distribution: set sampling.head_tokens >= 1 or correction.centering=none"
+            )
+        if self.batch.size < self.trainer.ranks:
+            raise ValueError(
+                f"batch.prompts x batch.group_size = {self.batch.size} responses cannot be divided among "
+                f"trainer.ranks={self.trainer.ranks}"
+            )
+        return self

