@@ -1,0 +1,109 @@
+"""The manifest of a weight version: what was published, and the errors of reading and writing it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import xxhash
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from leeway.errors import LeewayError
+
+WireDtype = Literal[
+    "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"
+]
+ITEM_BYTES: dict[str, int] = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+
+
+class WeightsError(LeewayError):
+    """A weight broadcast cannot be written, read or used."""
+
+
+class WeightsNotFinite(WeightsError):
+    """A tensor holds NaN or infinity and is not published. `tensor` is its name."""
+
+    def __init__(self, version: int, tensor: str, count: int, numel: int) -> None:
+        super().__init__(
+            f"weights version {version}: tensor {tensor} has {count} of {numel} values that are NaN or "
+            "infinite in the wire dtype; nothing of this version was published"
+        )
+        self.version, self.tensor, self.count = version, tensor, count
+
+
+class WeightsVersionRefused(WeightsError):
+    """A version that is not above the newest one published in this run epoch."""
+
+
+class WeightsCorrupt(WeightsError):
+    """Chunks, tensors or manifest do not fit together; `version`, `chunk`, `tensor` say where if known."""
+
+    def __init__(
+        self, reason: str, *, version: int | None, chunk: int | None = None, tensor: str | None = None
+    ) -> None:
+        where = [f"weights version {'unknown' if version is None else version}"]
+        where += [f"chunk {chunk}"] if chunk is not None else []
+        where += [f"tensor {tensor}"] if tensor is not None else []
+        super().__init__(f"{', '.join(where)}: {reason}")
+        self.version, self.chunk, self.tensor, self.reason = version, chunk, tensor, reason
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TensorSpec(_Wire):
+    """One tensor: `nbytes` little-endian bytes at `offset` of the version's byte stream."""
+
+    name: str = Field(min_length=1)
+    dtype: WireDtype
+    shape: tuple[int, ...]
+    offset: int = Field(ge=0)
+    nbytes: int = Field(ge=0)
+    digest: str
+
+
+class WeightManifest(_Wire):
+    """Everything a reader needs to know about one version. Written after its last chunk."""
+
+    schema_version: Literal[1] = 1
+    run: str
+    epoch: int = Field(ge=0)
+    version: int = Field(ge=0)
+    step: int = Field(ge=0)
+    codec: Literal["full"] = "full"
+    chunk_bytes: int = Field(ge=1)
+    chunks: int = Field(ge=0)
+    nbytes: int = Field(ge=0)
+    tensors: tuple[TensorSpec, ...]
+    digest: str
+    traceparent: str | None = None
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> WeightManifest:
+        offset = 0
+        for spec in self.tensors:
+            if spec.offset != offset or spec.nbytes != math.prod(spec.shape) * ITEM_BYTES[spec.dtype]:
+                raise ValueError(f"tensor {spec.name}: offset or size does not follow from shape and order")
+            offset += spec.nbytes
+        if offset != self.nbytes or self.chunks != -(-self.nbytes // self.chunk_bytes):
+            raise ValueError(
+                f"{self.nbytes} bytes in {self.chunks} chunks do not fit tensors of {offset} bytes"
+            )
+        if len({spec.name for spec in self.tensors}) != len(self.tensors):
+            raise ValueError("a tensor name stands twice")
+        if self.digest != weights_digest(self.tensors):
+            raise ValueError("the digest is not that of the tensors listed")
+        return self
+
+
+def weights_digest(tensors: Sequence[TensorSpec]) -> str:
+    """Digest of a set of weights: names, dtypes, shapes and contents, in order; 32 hex digits."""
+    state = xxhash.xxh3_128()
+    for spec in tensors:
+        state.update(f"{spec.name}\n{spec.dtype}\n{spec.shape}\n{spec.digest}\n".encode())
+    return state.hexdigest()
