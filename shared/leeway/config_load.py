@@ -67,7 +67,9 @@ def read_file(path: str | Path) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: expected sections such as 'model:' and 'task:', got {type(data).__name__}")
+        raise ConfigError(
+            f"{path}: expected sections such as 'model:' and 'task:', got {type(data).__name__}"
+        )
     return data
 
 

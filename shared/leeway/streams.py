@@ -107,7 +107,9 @@ def connect(url: str, *, socket_timeout_s: float = 5.0, wait_s: float = 10.0) ->
             retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=1),
         )
     except ValueError as exc:
-        raise RedisRefused(f"redis.url {redact_url(url)}: {exc}; expected redis://:password@host:port/0") from exc
+        raise RedisRefused(
+            f"redis.url {redact_url(url)}: {exc}; expected redis://:password@host:port/0"
+        ) from exc
     try:
         retrying(client.ping, budget_s=wait_s, what=f"connecting to {redact_url(url)}")
     except (AuthenticationError, NoPermissionError, ResponseError) as exc:
@@ -149,7 +151,12 @@ def retrying(call: Callable[[], T], *, budget_s: float, what: str) -> T:
 
 
 def append(
-    client: redis.Redis, stream: str, message: AnyMessage, *, maxlen: int | None = None, budget_s: float = 60.0
+    client: redis.Redis,
+    stream: str,
+    message: AnyMessage,
+    *,
+    maxlen: int | None = None,
+    budget_s: float = 60.0,
 ) -> bytes:
     """Write one entry and return its id. Waits up to `budget_s` while the server is away or full."""
     fields = encode(message)

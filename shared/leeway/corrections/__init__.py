@@ -1,0 +1,52 @@
+"""Corrections for the mismatch between sampler and trainer: pure torch, no I/O.
+
+    METHODS           name -> Method (formula, what it needs, its loss)
+    surrogate_loss    (method, TokenBatch, CorrectionConfig) -> (loss, metrics)
+    ess, predict_ess  effective sample size of the lag ratio, and its Gaussian prediction
+    lag_metrics       lag and discrepancy of a whole batch
+    advantages        grpo, dr_grpo, rloo
+
+`leeway.corrections.names` lists the methods without importing torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from leeway.corrections.advantage import advantages
+    from leeway.corrections.batch import Denominators, TokenBatch
+    from leeway.corrections.lag import ess, lag_metrics, predict_ess
+    from leeway.corrections.methods import METHODS, Method, surrogate_loss
+
+_HOME = {
+    "advantages": "advantage",
+    "Denominators": "batch",
+    "TokenBatch": "batch",
+    "ess": "lag",
+    "lag_metrics": "lag",
+    "predict_ess": "lag",
+    "METHODS": "methods",
+    "Method": "methods",
+    "surrogate_loss": "methods",
+}
+__all__ = [
+    "METHODS",
+    "Denominators",
+    "Method",
+    "TokenBatch",
+    "advantages",
+    "ess",
+    "lag_metrics",
+    "predict_ess",
+    "surrogate_loss",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Late imports, so that reading a configuration does not load torch.
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

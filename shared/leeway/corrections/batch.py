@@ -1,0 +1,79 @@
+"""The typed batch that corrections work on, and its denominators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Denominators:
+    """Counts of the GLOBAL batch (all ranks, all micro-batches), as requested; never of what was kept."""
+
+    tokens: int
+    """Response tokens."""
+    sequences: int
+    """Requested responses."""
+    max_tokens: int
+    """Longest response that was allowed."""
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """N response tokens (a micro-batch, or all of them). Log-probabilities in nats.
+
+    The head gives mu, pi_theta and pi_s at K token ids per position, padded where `head_mask` is false.
+    All are normalised over the full vocabulary (or, with `support_complete`, over the reported support).
+    With `head_ids` None and K = V the head is the whole vocabulary.
+    """
+
+    logp: Tensor
+    """[N] log pi_theta(a|h), with gradient."""
+    logp_sync: Tensor
+    """[N] log pi_s(a|h): the trainer on the sampler's weights, no gradient."""
+    logp_mu: Tensor
+    """[N] log mu(a|h) as reported by the sampler."""
+    advantages: Tensor
+    """[N] advantage of the token's response."""
+    mask: Tensor
+    """[N] bool: token is trained."""
+    seq_ids: Tensor
+    """[N] int64: which response a token belongs to; a response never spans two TokenBatches."""
+    denominators: Denominators
+    head_logp_mu: Tensor | None = None
+    """[N, K]"""
+    head_logp: Tensor | None = None
+    """[N, K], with gradient."""
+    head_logp_sync: Tensor | None = None
+    """[N, K]"""
+    head_ids: Tensor | None = None
+    """[N, K] int64"""
+    head_mask: Tensor | None = None
+    """[N, K] bool; None: no padding."""
+    support_complete: Tensor | None = None
+    """[N] bool: the head is all that could be drawn, there is no tail."""
+    logp_prox: Tensor | None = None
+    """[N] log pi_prox(a|h), for methods with a proximal policy."""
+
+    def has_head(self) -> bool:
+        """True when the batch carries everything that centring needs."""
+        return None not in (self.head_logp_mu, self.head_logp, self.head_logp_sync)
+
+    def without_untrained(self) -> TokenBatch:
+        """The batch with 0 for every log-probability and advantage outside `mask`, where nothing is promised."""
+        changed = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor) and value.is_floating_point():
+                mask = self.mask if value.dim() == 1 else self.mask[:, None]
+                changed[field.name] = torch.where(mask, value, torch.zeros_like(value))
+        return replace(self, **changed)
+
+    def seq_lengths(self) -> Tensor:
+        """[N] number of trained tokens of each token's own response."""
+        _, inverse = torch.unique(self.seq_ids, return_inverse=True)
+        counts = torch.zeros(int(inverse.max()) + 1 if inverse.numel() else 0, dtype=torch.long)
+        counts = counts.to(self.mask.device).index_add(0, inverse, self.mask.long())
+        return counts[inverse]

@@ -1,0 +1,120 @@
+"""Effective sample size of the lag ratio, its Gaussian prediction, and the step's lag and discrepancy metrics.
+
+Always from raw ratios: a clipped ratio hides exactly what ESS is to show.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from leeway.config import CorrectionConfig
+from leeway.corrections.primitives import f_ppo, masked
+
+Level = Literal["token", "sequence", "geometric"]
+
+
+def pooled_log_ratio(log_ratio: Tensor, mask: Tensor, seq_ids: Tensor, level: Level) -> Tensor:
+    """Log-ratios of the units that ESS counts, float64 [n].
+
+    token: each trained token; sequence: sum over a response; geometric: mean over a response.
+    Responses without a trained token are left out.
+    """
+    values = log_ratio.detach().double()[mask]
+    if level == "token":
+        return values
+    _, inverse = torch.unique(seq_ids[mask], return_inverse=True)
+    count = int(inverse.max()) + 1 if inverse.numel() else 0
+    zeros = torch.zeros(count, dtype=torch.float64, device=values.device)
+    sums = zeros.index_add(0, inverse, values)
+    if level == "sequence":
+        return sums
+    if level == "geometric":
+        return sums / zeros.index_add(0, inverse, torch.ones_like(values))
+    raise ValueError(f"ESS level {level!r}: expected token, sequence or geometric")
+
+
+def ess(log_ratio: Tensor, mask: Tensor, seq_ids: Tensor, level: Level = "token") -> float:
+    """ESS / n = (sum w)^2 / (n sum w^2) in [1/n, 1], w = exp(log_ratio); 1.0 for an empty batch.
+
+    log_ratio [N] nats, mask [N] bool, seq_ids [N]. In log space: stable for any finite log-ratio.
+    """
+    pooled = pooled_log_ratio(log_ratio, mask, seq_ids, level)
+    if pooled.numel() == 0:
+        return 1.0
+    log_share = 2 * torch.logsumexp(pooled, 0) - torch.logsumexp(2 * pooled, 0) - math.log(pooled.numel())
+    return min(1.0, float(log_share.exp()))
+
+
+def predict_ess(log_ratio: Tensor) -> float:
+    """Gaussian prediction exp(-Var) of ESS / n from pooled log-ratios [n]."""
+    return math.exp(-variance(log_ratio))
+
+
+def variance(x: Tensor) -> float:
+    """Population variance, 0 for fewer than two values."""
+    return float(x.double().var(correction=0)) if x.numel() > 1 else 0.0
+
+
+def tail_factor(ess_share: float, var: float) -> float:
+    """-log(ESS) / Var: 1 for a Gaussian log-ratio, above 1 for a heavier tail (0/0 reads as 1)."""
+    return -math.log(max(ess_share, 1e-300)) / var if var > 1e-12 else 1.0
+
+
+def k3(log_ratio: Tensor) -> Tensor:
+    """r - 1 - log r with r = exp(log_ratio): estimates KL(p || q) >= 0 from x ~ p, log_ratio = log q - log p."""
+    return torch.expm1(log_ratio) - log_ratio
+
+
+def lag_metrics(
+    logp: Tensor,
+    logp_sync: Tensor,
+    logp_mu: Tensor,
+    mask: Tensor,
+    seq_ids: Tensor,
+    advantages: Tensor,
+    config: CorrectionConfig,
+) -> dict[str, float]:
+    """Lag and discrepancy of a whole batch (all ranks, all micro-batches); every input is [N].
+
+    Raises ValueError when a log-ratio of a trained token is not finite.
+    """
+    lag = (logp - logp_sync).detach().double()
+    discrepancy = (logp_sync - logp_mu).detach().double()
+    for name, value in (("lag", lag), ("discrepancy", discrepancy)):
+        bad = int((~torch.isfinite(value[mask])).sum())
+        if bad:
+            raise ValueError(f"{bad} of {int(mask.sum())} {name} log-ratios are not finite")
+    seq_lag = pooled_log_ratio(lag, mask, seq_ids, "sequence")
+    lag_var = variance(lag[mask])
+    ess_tok, ess_seq = (ess(lag, mask, seq_ids, level) for level in ("token", "sequence"))
+    trained, delta = lag[mask], discrepancy[mask]
+    clipped = _clipped(trained, advantages.detach()[mask], config)
+    count = max(int(mask.sum()), 1)
+    return {
+        "lag/ess_tok": ess_tok,
+        "lag/ess_seq": ess_seq,
+        "lag/ess_geo": ess(lag, mask, seq_ids, "geometric"),
+        "lag/var": lag_var,
+        "lag/var_seq": variance(seq_lag),
+        "lag/predicted_ess_tok": math.exp(-lag_var),
+        "lag/predicted_ess_seq": predict_ess(seq_lag),
+        "lag/tail_factor": tail_factor(ess_tok, lag_var),
+        "lag/kl": float(k3(trained).sum()) / count,
+        "lag/clip_fraction": float(clipped.sum()) / count,
+        "lag/beyond_20": float((trained.abs() > 20).sum()),
+        "disc/abs_mean": float(delta.abs().sum()) / count,
+        "disc/mean": float(delta.sum()) / count,
+        "disc/kl": float(k3(delta.clamp(-20, 20)).sum()) / count,
+        "disc/abs_max": float(delta.abs().max()) if delta.numel() else 0.0,
+    }
+
+
+def _clipped(lag: Tensor, advantages: Tensor, config: CorrectionConfig) -> Tensor:
+    """[n] bool: PPO's clip with the configured range would stop the token's gradient, whatever the method."""
+    r = torch.exp(lag.clamp(-20, 20))
+    weight = f_ppo(config.clip_low, config.clip_high, config.dual_clip)(r, advantages)
+    return (weight == 0) & (masked(advantages, advantages != 0) != 0)

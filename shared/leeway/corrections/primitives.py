@@ -1,0 +1,126 @@
+"""What all corrections are composed of: ratio, clip, centre, aggregation.
+
+Symbols as in the literature: w, wbar are detached weights, r = pi_theta / pi_ref, A the advantage,
+s(v) = grad log pi_theta(v), H the head (reported top tokens of mu), P, Qm, Qs the head's mass under
+pi_theta, mu, pi_s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from leeway.corrections.batch import TokenBatch
+
+LOG_RATIO_LIMIT = 20.0
+"""exp(20) = 4.9e8: beyond this a ratio is clamped so that float32 cannot overflow."""
+TAIL_FLOOR = 1e-6
+"""Least tail mass (e in the formulas)."""
+
+Clip = Callable[[Tensor, Tensor], Tensor]
+"""f(r, A): the weight for ratio r at advantage A."""
+
+
+def ratio(logp: Tensor, logp_ref: Tensor) -> Tensor:
+    """sg(pi_theta / pi_ref), clamped to exp(+-20); any shape."""
+    return torch.exp((logp - logp_ref).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+
+
+def f_ppo(low: float, high: float, dual: float) -> Clip:
+    """PPO's clip as a weight: A >= 0: r 1[r <= 1+high]; A < 0: r 1[1-low <= r <= dual]."""
+
+    def clip(r: Tensor, advantage: Tensor) -> Tensor:
+        inside = torch.where(advantage >= 0, r <= 1 + high, (r >= 1 - low) & (r <= dual))
+        return torch.where(inside, r, torch.zeros_like(r))
+
+    return clip
+
+
+def f_clamp(low: float, high: float) -> Clip:
+    """Truncated importance sampling as a weight: clamp(r, low, high)."""
+    return lambda r, advantage: r.clamp(low, high)
+
+
+def f_identity() -> Clip:
+    """No clip: the weight is the ratio."""
+    return lambda r, advantage: r
+
+
+def masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    """x where mask, else 0, also where x is not finite (a product with 0 would keep NaN)."""
+    return x if mask is None else torch.where(mask, x, torch.zeros_like(x))
+
+
+def head_probabilities(batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """mu, pi_theta, pi_s on the head (each [N, K], detached, 0 on padding) and the mask [N, K].
+
+    A token id that stands twice at a position counts once.
+    """
+    assert batch.head_logp_mu is not None and batch.head_logp is not None and batch.head_logp_sync is not None
+    mask = torch.ones_like(batch.head_logp_mu, dtype=torch.bool)
+    if batch.head_mask is not None:
+        mask = mask & batch.head_mask
+    if batch.head_ids is not None:
+        mask = mask & ~_repeated(batch.head_ids, mask)
+    mu, pi, pi_s = (
+        masked(torch.exp(x.detach()), mask)
+        for x in (batch.head_logp_mu, batch.head_logp, batch.head_logp_sync)
+    )
+    return mu, pi, pi_s, mask
+
+
+def _repeated(ids: Tensor, mask: Tensor) -> Tensor:
+    """[N, K] bool: the same id stands at an earlier unmasked place of the row."""
+    unique_padding = -1 - torch.arange(ids.shape[1], device=ids.device)
+    keyed = torch.where(mask, ids, unique_padding)
+    order = torch.argsort(keyed, dim=1, stable=True)
+    in_order = keyed.gather(1, order)
+    repeated = torch.zeros_like(mask)
+    repeated[:, 1:] = in_order[:, 1:] == in_order[:, :-1]
+    return torch.zeros_like(mask).scatter(1, order, repeated)
+
+
+def tail_ratios(batch: TokenBatch, mu: Tensor, pi: Tensor, pi_s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """rho_mu = (1-Qm)/(1-P), rho_s = (1-Qs)/(1-P), and 1[there is a tail]; each [N, 1].
+
+    Off the head mu and pi_s are modelled as proportional to pi_theta. `rho_mu - rho_s` is exactly 0 where
+    both tails are below the floor.
+    """
+    tail = (1 - pi.sum(1, keepdim=True)).clamp_min(TAIL_FLOOR)
+    rho_mu = (1 - mu.sum(1, keepdim=True)).clamp_min(TAIL_FLOOR) / tail
+    rho_s = (1 - pi_s.sum(1, keepdim=True)).clamp_min(TAIL_FLOOR) / tail
+    has_tail = torch.ones_like(rho_mu)
+    if batch.head_ids is None:
+        has_tail = torch.zeros_like(rho_mu)
+    elif batch.support_complete is not None:
+        has_tail = (~batch.support_complete).to(rho_mu.dtype)[:, None]
+    return rho_mu, rho_s, has_tail
+
+
+def centre_surrogate(batch: TokenBatch, coefficients: Tensor, mask: Tensor) -> Tensor:
+    """[N] sum_v sg(coefficients) log pi_theta(v) over the head; its gradient is sum_v c(v) s(v)."""
+    assert batch.head_logp is not None
+    return (coefficients.detach() * masked(batch.head_logp, mask)).sum(1)
+
+
+def aggregate(per_token: Tensor, batch: TokenBatch, mode: str) -> Tensor:
+    """Sum of `per_token` [N] under the denominators of the global batch.
+
+    token-mean: / tokens; seq-mean-token-mean: mean in a response, then / responses; seq-mean-token-sum: / responses;
+    constant: / (responses x longest allowed response).
+    """
+    per_token = masked(per_token, batch.mask)
+    counts = batch.denominators
+    if mode == "token-mean":
+        return per_token.sum() / max(counts.tokens, 1)
+    if mode == "seq-mean-token-mean":
+        return (per_token / batch.seq_lengths().clamp_min(1)).sum() / max(counts.sequences, 1)
+    if mode == "seq-mean-token-sum":
+        return per_token.sum() / max(counts.sequences, 1)
+    if mode == "constant":
+        return per_token.sum() / max(counts.sequences * counts.max_tokens, 1)
+    raise ValueError(
+        f"aggregation {mode!r}: expected token-mean, seq-mean-token-mean, seq-mean-token-sum, constant"
+    )
