@@ -1,0 +1,127 @@
+"""The language model as the trainer needs it: log-probabilities of chosen tokens at response positions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from leeway.errors import UsageError
+from leeway_trainer.head import HeadLogProbs, LogitsTransform, TokenQuery, token_log_probs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from leeway_trainer.batch import MicroBatch
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class TokenHead(nn.Module):
+    """The last linear layer.
+
+    It holds the very parameters of the model's own output layer, so that ZeRO-3 gathers them around this
+    module's forward and backward pass like those of any other layer.
+    """
+
+    def __init__(self, output_layer: nn.Module, transform: LogitsTransform, chunk_tokens: int) -> None:
+        super().__init__()
+        self.weight = output_layer.weight
+        self.bias = getattr(output_layer, "bias", None)
+        self.transform = transform
+        self.chunk_tokens = chunk_tokens
+
+    def forward(self, hidden: Tensor, query: TokenQuery, temperature: float) -> tuple[Tensor, Tensor]:
+        """hidden: [N, D] -> logp [N], head_logp [N, K], float32; padding of the head is 0."""
+        logp, head_logp = HeadLogProbs.apply(
+            hidden, self.weight, self.bias, query, self.transform, temperature, self.chunk_tokens
+        )
+        return logp, head_logp
+
+
+class PolicyModel(nn.Module):
+    """A Hugging Face causal language model whose forward gives log pi at response positions.
+
+    Everything that touches a parameter happens inside this forward, so any ZeRO stage can wrap it. Dropout
+    is off: the policy that is trained is the policy that is scored. Micro-batches are padded on the right,
+    where causal attention cannot see the padding, so neither an attention mask nor position ids are needed.
+    """
+
+    def __init__(self, lm: PreTrainedModel, chunk_tokens: int) -> None:
+        super().__init__()
+        self.lm = lm
+        self.head = TokenHead(lm.get_output_embeddings(), logits_transform(lm.config), chunk_tokens)
+        _switch_dropout_off(lm)
+
+    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """log pi(a) [N] and log pi(head) [N, K] of the response tokens of a micro-batch, float32."""
+        hidden = self.lm.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+        rows = hidden.reshape(-1, hidden.shape[-1]).index_select(0, batch.positions)
+        return self.head(rows, batch.query, batch.temperature)
+
+
+def logits_transform(config: object) -> LogitsTransform:
+    """How this architecture scales or caps its logits, from the names that configurations use for it."""
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    divisor = getattr(config, "logits_scaling", None) or 1.0
+    factor = getattr(config, "logit_scale", None) or 1.0
+    return LogitsTransform(scale=factor / divisor, softcap=getattr(config, "final_logit_softcapping", None))
+
+
+def load_policy_model(
+    directory: str | Path, *, dtype: torch.dtype, chunk_tokens: int, trust_remote_code: bool = False
+) -> PolicyModel:
+    """Load a Hugging Face directory (or hub id) on the CPU, in `dtype`.
+
+    Raises UsageError when there is no causal language model there, or one whose logits this trainer would
+    get wrong.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    try:
+        lm = AutoModelForCausalLM.from_pretrained(
+            str(directory), dtype=dtype, trust_remote_code=trust_remote_code, attn_implementation="sdpa"
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"cannot load a causal language model from {directory}: {error}. "
+            "model.name must be a directory in Hugging Face format (config.json, *.safetensors) or a hub id"
+        ) from error
+    model = PolicyModel(lm, chunk_tokens)
+    check_logits(model)
+    return model
+
+
+@torch.no_grad()
+def check_logits(model: PolicyModel) -> None:
+    """Compare our logits with the model's own on eight tokens; raises UsageError when they differ.
+
+    Some architectures rescale their logits in ways of their own; training on others would be silent nonsense.
+    """
+    vocabulary = model.head.weight.shape[0]
+    ids = torch.arange(1, 9).remainder(vocabulary).unsqueeze(0)
+    expected = torch.log_softmax(model.lm(input_ids=ids, use_cache=False).logits[0, -1].float(), dim=-1)
+    hidden = model.lm.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, -1:]
+    every = torch.arange(expected.shape[0]).unsqueeze(0)
+    query = TokenQuery(
+        every[:, 0], every, torch.ones_like(every, dtype=torch.bool), torch.zeros(1, dtype=torch.bool)
+    )
+    _, found = token_log_probs(hidden, model.head.weight, model.head.bias, query, model.head.transform, 1.0)
+    worst = float((found[0] - expected).abs().max())
+    if not worst < 0.05:
+        raise UsageError(
+            f"{type(model.lm).__name__} transforms its logits in a way the trainer does not know "
+            f"(log-probabilities differ by {worst:.3g}, at most 0.05 expected)"
+        )
+
+
+def _switch_dropout_off(lm: nn.Module) -> None:
+    for module in lm.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0

@@ -1,0 +1,184 @@
+"""The policy pi_theta in a DeepSpeed engine: forward, backward over micro-batches, one optimiser step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from leeway.config import TrainerConfig
+from leeway.errors import LeewayError
+from leeway_trainer.ranks import Ranks
+
+if TYPE_CHECKING:
+    from leeway_trainer.batch import MicroBatch
+    from leeway_trainer.model import PolicyModel
+
+ADAM_EPS = 1e-8
+LM_PREFIX = "lm."
+"""Where `PolicyModel` keeps the Hugging Face model, whose own names go on the wire."""
+
+
+class NonFiniteError(LeewayError):
+    """A number that must be finite is not; the step is refused and nothing of it is published."""
+
+    def __init__(self, step: int, quantity: str, value: float) -> None:
+        super().__init__(
+            f"step {step}: {quantity} is {value}, expected a finite number; the step is refused and nothing "
+            "is published. Lower trainer.learning_rate, or resume from the last checkpoint"
+        )
+        self.step, self.quantity, self.value = step, quantity, value
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One optimiser step. grad_norm: global L2 norm before clipping."""
+
+    grad_norm: float
+    learning_rate: float
+
+
+def learning_rate(step: int, config: TrainerConfig) -> float:
+    """Learning rate of optimiser step `step` (from 0): linear warm-up, then constant or linear to 0 at the
+    end.
+    """
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    if config.lr_schedule == "constant":
+        return config.learning_rate
+    left = config.steps - step
+    return config.learning_rate * max(0.0, left / max(1, config.steps - config.warmup_steps))
+
+
+def deepspeed_config(config: TrainerConfig, world_size: int, *, optimizer: bool = True) -> dict[str, Any]:
+    """DeepSpeed's configuration; `trainer.deepspeed` is merged over it.
+
+    The accumulation boundary is set by hand for every micro-batch, because their number varies with the
+    lengths. Gradients accumulate in float32. DeepSpeed has no stage 0 for that with bfloat16 weights, so
+    stage 1 runs in its place: the same numbers, with the optimiser's state divided among the ranks.
+    """
+    stage = max(1, config.zero_stage) if config.dtype == "bfloat16" else config.zero_stage
+    built: dict[str, Any] = {
+        "train_batch_size": world_size,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "steps_per_print": 10**9,
+        "bf16": {"enabled": config.dtype == "bfloat16"},
+        "zero_optimization": {"stage": stage},
+    }
+    if optimizer:
+        built["gradient_clipping"] = config.max_grad_norm
+        built["data_types"] = {"grad_accum_dtype": "fp32"}
+        built["optimizer"] = {
+            "type": "AdamW",
+            "params": {
+                "lr": config.learning_rate,
+                "betas": list(config.betas),
+                "eps": ADAM_EPS,
+                "weight_decay": config.weight_decay,
+                "torch_adam": True,
+            },
+        }
+    return merged(built, config.deepspeed)
+
+
+def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` laid over `base`, section by section; neither is changed."""
+    result = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def gathered(
+    params: list[nn.Parameter], zero_stage: int, *, write: bool = False
+) -> AbstractContextManager[Any]:
+    """Inside, the parameters are whole on every rank; with `write`, what rank 0 put there is kept."""
+    if zero_stage < 3:
+        return nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(params, modifier_rank=0 if write else None)
+
+
+class Policy:
+    """The trained weights theta.
+
+    for each micro-batch:  logp, head_logp = forward(batch, last=...) ;  backward(loss)
+    then once:             step(k)
+    """
+
+    def __init__(self, model: PolicyModel, config: TrainerConfig, ranks: Ranks) -> None:
+        import deepspeed
+
+        self.config, self.ranks = config, ranks
+        if config.gradient_checkpointing:
+            model.lm.gradient_checkpointing_enable({"use_reentrant": False})
+        self.engine, self.optimizer, _, _ = deepspeed.initialize(
+            model=model,
+            model_parameters=_parameter_groups(model, config.weight_decay),
+            config=deepspeed_config(config, ranks.size),
+        )
+        self.model = model
+        self._bad_loss: float | None = None
+
+    def forward(self, batch: MicroBatch, *, last: bool) -> tuple[Tensor, Tensor]:
+        """log pi_theta(a) [N] and log pi_theta(head) [N, K], float32, with gradient.
+
+        `last` marks the last micro-batch of the step; every rank gives the same number of micro-batches.
+        """
+        self.engine.set_gradient_accumulation_boundary(last)
+        return self.engine(batch)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a share of the step's loss.
+
+        The step's loss is the SUM of what all micro-batches of all ranks give (normalise by global counts).
+        """
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            self._bad_loss = value
+        self.engine.backward(loss * self.ranks.size)  # DeepSpeed averages over the ranks
+
+    def step(self, step: int) -> StepResult:
+        """Clip the accumulated gradient and update theta. Raises NonFiniteError, on every rank alike."""
+        if self.ranks.any(self._bad_loss is not None):
+            raise NonFiniteError(step, "loss", self._bad_loss if self._bad_loss is not None else math.nan)
+        rate = learning_rate(step, self.config)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        plain = None if hasattr(self.optimizer, "_global_grad_norm") else self._plain_grad_norm()
+        if plain is not None and not math.isfinite(plain):
+            raise NonFiniteError(step, "grad_norm", plain)
+        self.engine.step()
+        norm = plain if plain is not None else float(self.engine.get_global_grad_norm())
+        if not math.isfinite(norm):
+            raise NonFiniteError(step, "grad_norm", norm)
+        return StepResult(grad_norm=norm, learning_rate=rate)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(name in the Hugging Face model, parameter) in model order, tied parameters once."""
+        for name, param in self.model.named_parameters():
+            if name.startswith(LM_PREFIX):
+                yield name.removeprefix(LM_PREFIX), param
+
+    def _plain_grad_norm(self) -> float:
+        # Stage 0 in float32 has torch's own optimiser, which does not tell the norm.
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(grads))
+
+
+def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    # Norms and biases are not decayed.
+    params = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in params if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]

@@ -1,0 +1,96 @@
+"""theta_s, the weights that the samplers hold, in the trainer's own numerics.
+
+pi_s is the policy of exactly the numbers that were published: refreshing the snapshot and publishing are
+one pass over `wire_tensors`, each tensor once, in the order of the model, a few at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from leeway_trainer.policy import LM_PREFIX, NonFiniteError, Policy, deepspeed_config, gathered
+from leeway_trainer.ranks import Ranks
+
+if TYPE_CHECKING:
+    from leeway.config import TrainerConfig
+    from leeway_trainer.batch import MicroBatch
+    from leeway_trainer.model import PolicyModel
+
+GATHER_BYTES = 64 << 20
+"""Parameters that ZeRO-3 holds whole at the same time while they are read."""
+
+
+def wire_tensors(policy: Policy, dtype: torch.dtype, *, step: int) -> Iterator[tuple[str, Tensor]]:
+    """(name of the Hugging Face checkpoint, tensor in wire type), in model order, tied weights once.
+
+    Every rank must walk through all of it (ZeRO-3 gathers); a tensor is valid until the next one is asked
+    for. Raises NonFiniteError, naming the weight, before a non-finite one leaves.
+    """
+    for group in _grouped(policy.named_parameters(), GATHER_BYTES):
+        with gathered([param for _, param in group], policy.config.zero_stage):
+            for name, param in group:
+                tensor = param.detach().to(dtype)
+                if not bool(torch.isfinite(tensor).all()):
+                    raise NonFiniteError(step, f"weight {name}", float(tensor.abs().max()))
+                yield name, tensor
+
+
+class Snapshot:
+    """A frozen policy model for theta_s; sharded like the policy when that is ZeRO-3."""
+
+    def __init__(self, model: PolicyModel, config: TrainerConfig, ranks: Ranks) -> None:
+        model.requires_grad_(False)
+        self.zero_stage = config.zero_stage
+        if self.zero_stage < 3:
+            self.runner: nn.Module = model.to(ranks.device)
+        else:
+            import deepspeed
+
+            self.runner = deepspeed.initialize(
+                model=model, config=deepspeed_config(config, ranks.size, optimizer=False)
+            )[0]
+        self.runner.eval()
+        self._params = {
+            name.removeprefix(LM_PREFIX): param
+            for name, param in model.named_parameters()
+            if name.startswith(LM_PREFIX)
+        }
+
+    @torch.no_grad()
+    def score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """log pi_s(a) [N] and log pi_s(head) [N, K], float32, without gradient."""
+        return self.runner(batch)
+
+    @torch.no_grad()
+    def take(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Copy each tensor into theta_s and hand it on."""
+        for name, tensor in tensors:
+            param = self._params[name]
+            with gathered([param], self.zero_stage, write=True):
+                param.data.copy_(tensor)
+            yield name, tensor
+
+    def refresh(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy all tensors into theta_s."""
+        for _ in self.take(tensors):
+            pass
+
+
+def _grouped(
+    named: Iterable[tuple[str, nn.Parameter]], budget_bytes: int
+) -> Iterator[list[tuple[str, nn.Parameter]]]:
+    group: list[tuple[str, nn.Parameter]] = []
+    held = 0
+    for name, param in named:
+        size = getattr(param, "ds_numel", param.numel()) * param.element_size()
+        if group and held + size > budget_bytes:
+            yield group
+            group, held = [], 0
+        group.append((name, param))
+        held += size
+    if group:
+        yield group
