@@ -1,0 +1,308 @@
+"""SamplerEngine: one vLLM engine that holds one weight version and reports exactly what it drew from.
+
+    start -> (version None) -> apply_weights(manifest) -> (version v) -> generate ...
+                                   | refused: broadcast damaged        -> version as before, still generates
+                                   | torn: failed while loading        -> version None, generates no more
+                                   '-> the next full apply_weights repairs both
+
+vLLM is imported only here, in weight_engine and in plugin, after its environment was set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from leeway.config import RunConfig, SamplingConfig
+from leeway.errors import LeewayError, UsageError
+from leeway.weights import WeightManifest, WeightsError
+from leeway_sampler.generation import Generation, Head, build_generation
+from leeway_sampler.plugin import BACKEND, OWNER_ENV, register
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+log = logging.getLogger(__name__)
+
+# Fixed by Leeway: another value would make the reported distribution another than the one drawn from, or
+# let a version end in another's tokens.
+RESERVED_ARGS = (
+    "logprobs_mode",
+    "weight_transfer_config",
+    "speculative_config",
+    "model",
+    "logits_processors",
+)
+
+
+class EngineError(LeewayError):
+    """The engine cannot do what was asked; the message says what state it is in."""
+
+
+class GenerationAborted(EngineError):
+    """The request was aborted before it finished, by a weight update or abort_all."""
+
+
+class WeightsRefused(WeightsError):
+    """A broadcast was found damaged before it was loaded: the engine keeps its version."""
+
+
+class WeightsTorn(WeightsError):
+    """Loading failed half-way: the engine has no version until a full broadcast succeeds."""
+
+
+def engine_environment(config: RunConfig, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Environment for vLLM; what the user has set stays. Must be in os.environ before vllm is imported."""
+    threads = config.sampler.cpu_threads
+    wanted = {
+        "VLLM_CPU_KVCACHE_SPACE": str(config.sampler.cpu_kv_cache_gib),
+        "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
+        "VLLM_LOGGING_LEVEL": "DEBUG" if config.telemetry.log_level == "DEBUG" else "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        # Samplers of one machine would all bind themselves to the same cores.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(threads or max(1, (os.cpu_count() or 1) // config.sampler.replicas)),
+    }
+    return {name: value for name, value in wanted.items() if name not in environ}
+
+
+def engine_args(config: RunConfig, model: str, *, cpu: bool, head: int) -> dict[str, Any]:
+    """Arguments of vLLM's AsyncEngineArgs. Raises UsageError for engine_args that Leeway has to fix."""
+    taken = sorted(set(config.sampler.engine_args) & set(RESERVED_ARGS))
+    if taken:
+        raise UsageError(
+            f"sampler.engine_args: {', '.join(taken)} cannot be set; Leeway depends on its own value"
+        )
+    eager = config.sampler.enforce_eager
+    args: dict[str, Any] = {
+        "model": model,
+        "dtype": config.sampler.dtype,
+        "seed": config.seed,
+        "max_model_len": config.model.max_length,
+        "max_num_seqs": config.sampler.max_num_seqs,
+        "max_logprobs": max(head, 1),
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        "enforce_eager": cpu if eager is None else eager,
+        "tensor_parallel_size": config.sampler.tensor_parallel_size,
+        "trust_remote_code": config.model.trust_remote_code,
+        "disable_log_stats": True,
+    }
+    if not cpu:
+        args["gpu_memory_utilization"] = config.sampler.gpu_memory_utilization
+    return args | config.sampler.engine_args
+
+
+def sampling_arguments(
+    sampling: SamplingConfig, head: Head, seed: int, max_new_tokens: int
+) -> dict[str, Any]:
+    """Arguments of vLLM's SamplingParams; no min_tokens or ignore_eos, which would ban the EOS token."""
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "seed": seed,
+        "max_tokens": max_new_tokens,
+        "logprobs": head.requested,
+        "flat_logprobs": True,
+        "detokenize": False,
+    }
+
+
+class SamplerEngine:
+    """See the module's docstring. All methods belong to one event loop."""
+
+    def __init__(self, llm: AsyncLLM, config: RunConfig, head: Head) -> None:
+        self._llm, self._config, self._head = llm, config, head
+        self._requests: set[str] = set()
+        self._updating = asyncio.Lock()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.version: int | None = None
+        """Version of the weights in the engine; None before the first and after a torn update."""
+        self.epoch = -1
+        self.digest = ""
+
+    @classmethod
+    async def start(cls, config: RunConfig, *, model: str, redis_url: str, run: str) -> SamplerEngine:
+        """Start vLLM on the directory or hub id `model`, ready for weights of `run` from `redis_url`.
+
+        Takes up to sampler.start_timeout_s. Raises UsageError for a model or setting that vLLM refuses, and
+        EngineError when it does not start.
+        """
+        os.environ.update(engine_environment(config))
+        os.environ[OWNER_ENV] = str(os.getpid())
+        llm = await _start_vllm(config, model)
+        vocab_size = llm.model_config.get_vocab_size()
+        sampling = config.sampling
+        head = Head(sampling.head_tokens, sampling.head_eps, sampling.truncated, vocab_size)
+        engine = cls(llm, config, head)
+        try:
+            await engine._connect(redis_url, run)
+        except BaseException:
+            engine.shutdown()
+            raise
+        return engine
+
+    async def _connect(self, redis_url: str, run: str) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        mode = self._llm.model_config.logprobs_mode
+        if mode != "processed_logprobs":
+            raise EngineError(f"vLLM runs with logprobs_mode={mode}; processed_logprobs is required")
+        request = WeightTransferInitRequest(init_info={"url": redis_url, "run": run})
+        async with asyncio.timeout(self._config.sampler.start_timeout_s):
+            await self._llm.init_weight_transfer_engine(request)
+
+    @property
+    def inflight(self) -> int:
+        """Requests that have not finished."""
+        return len(self._requests)
+
+    async def generate(
+        self, request_id: str, prompt_ids: Sequence[int], seed: int, max_new_tokens: int
+    ) -> Generation:
+        """Draw one response. It ends with EOS, or at max_new_tokens, or where model.max_length is reached.
+
+        Raises EngineError (no version, prompt too long, engine died), GenerationAborted and LogProbError.
+        """
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        room = self._config.model.max_length - len(prompt_ids)
+        if self.version is None:
+            raise EngineError(f"request {request_id}: the engine holds no complete weight version")
+        if room < 1:
+            raise EngineError(
+                f"request {request_id}: a prompt of {len(prompt_ids)} tokens leaves no room in "
+                f"model.max_length={self._config.model.max_length}"
+            )
+        arguments = sampling_arguments(self._config.sampling, self._head, seed, min(max_new_tokens, room))
+        params = SamplingParams(**arguments, output_kind=RequestOutputKind.FINAL_ONLY)
+        prompt: Any = {"prompt_token_ids": [int(token) for token in prompt_ids]}
+        self._requests.add(request_id)
+        self._idle.clear()
+        try:
+            output = None
+            async for result in self._llm.generate(prompt, params, request_id):
+                output = result.outputs[0]
+        except _vllm_errors() as exc:
+            raise EngineError(f"request {request_id}: vLLM failed: {type(exc).__name__}: {exc}") from exc
+        finally:
+            self._requests.discard(request_id)
+            if not self._requests:
+                self._idle.set()
+        if output is None or output.finish_reason not in ("stop", "length"):
+            reason = output.finish_reason if output is not None else "nothing"
+            raise GenerationAborted(f"request {request_id} ended with {reason}")
+        return build_generation(output, self._head)
+
+    async def apply_weights(
+        self,
+        manifest: WeightManifest,
+        *,
+        inflight: Literal["abort", "wait"] = "abort",
+        budget_s: float = 120.0,
+    ) -> str:
+        """Replace the weights by those of `manifest`; returns the digest of what was loaded.
+
+        Requests in flight are aborted or waited for, the prefix cache is emptied, later requests draw from
+        the new version. Raises WeightsRefused (version unchanged), WeightsTorn and TimeoutError (version
+        None: only a later success gives one).
+        """
+        async with self._updating, asyncio.timeout(budget_s):
+            await self._llm.pause_generation(mode=inflight, clear_cache=True)
+            try:
+                await self._swap(manifest)
+            finally:
+                # Shielded: an engine that stays paused would look alive and never answer.
+                await asyncio.shield(self._llm.resume_generation())
+        return self.digest
+
+    async def _swap(self, manifest: WeightManifest) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        previous = (self.epoch, self.version, self.digest)
+        self.epoch, self.version, self.digest = -1, None, ""
+        try:
+            await self._llm.start_weight_update()
+            await self._llm.update_weights(
+                WeightTransferUpdateRequest(update_info={"manifest": manifest.model_dump_json()})
+            )
+        except Exception as exc:
+            error = _update_error(exc)
+            await self._close_update()
+            if isinstance(error, WeightsRefused):
+                self.epoch, self.version, self.digest = previous
+            raise error from exc
+        await self._llm.finish_weight_update(weight_version=str(manifest.version))
+        if not await self._llm.reset_prefix_cache():
+            raise WeightsTorn(f"weights version {manifest.version}: the prefix cache could not be emptied")
+        self.epoch, self.version, self.digest = manifest.epoch, manifest.version, manifest.digest
+
+    async def _close_update(self) -> None:
+        # The worker that failed has closed its session already; others of a tensor-parallel group have not.
+        try:
+            await self._llm.finish_weight_update()
+        except Exception as exc:  # noqa: BLE001 (vLLM raises a bare Exception)
+            log.debug("closing the failed update: %s", exc)
+
+    async def abort_all(self, budget_s: float = 10.0) -> None:
+        """Abort what is in flight and wait until every generate call has returned. Raises TimeoutError."""
+        async with asyncio.timeout(budget_s):
+            await self._llm.abort(list(self._requests))
+            await self._idle.wait()
+
+    async def wait_idle(self, budget_s: float) -> bool:
+        """Wait until nothing is in flight; False when it took longer than `budget_s` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(budget_s):
+                await self._idle.wait()
+        return self._idle.is_set()
+
+    def shutdown(self) -> None:
+        """Stop vLLM and its processes."""
+        self._llm.shutdown(timeout=10.0)
+
+
+async def _start_vllm(config: RunConfig, model: str) -> AsyncLLM:
+    register()
+    from vllm.config import WeightTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    sampling = config.sampling
+    # The vocabulary is known only to the engine; it accepts a larger limit than that.
+    head = Head(sampling.head_tokens, sampling.head_eps, sampling.truncated, vocab_size=1 << 30)
+    args = engine_args(config, model, cpu=current_platform.is_cpu(), head=head.requested)
+    try:
+        vllm_args = AsyncEngineArgs(**args, weight_transfer_config=WeightTransferConfig(backend=BACKEND))
+        return AsyncLLM.from_engine_args(vllm_args)
+    except (ValueError, TypeError, OSError) as exc:
+        raise UsageError(f"vLLM refuses model {model}: {exc}") from exc
+    except RuntimeError as exc:
+        raise EngineError(f"vLLM did not start on model {model}: {exc}") from exc
+
+
+def _vllm_errors() -> tuple[type[Exception], ...]:
+    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+    return (EngineDeadError, EngineGenerateError, ValueError)
+
+
+def _update_error(exc: Exception) -> WeightsError:
+    """The typed error for what vLLM reports as text."""
+    from leeway_sampler.weight_engine import REFUSED, TORN
+
+    text = str(exc)
+    for marker, kind in ((REFUSED, WeightsRefused), (TORN, WeightsTorn)):
+        if marker in text:
+            return kind(text.split(marker, 1)[1].split("', please check")[0].strip())
+    return WeightsTorn(f"vLLM failed during a weight update: {text}")

@@ -1,0 +1,37 @@
+"""Entry point of group `vllm.general_plugins`: vLLM loads it in every process that it starts."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+BACKEND = "redis"
+OWNER_ENV = "LEEWAY_ENGINE_OWNER"
+"""Process id of the sampler that owns the engine processes below it."""
+_PR_SET_PDEATHSIG = 1
+
+
+def register() -> None:
+    """Make the weight-transfer backend `redis` known, and let engine processes end with their sampler.
+
+    May be called any number of times in a process.
+    """
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(
+            BACKEND, "leeway_sampler.weight_engine", "RedisWeightTransferEngine"
+        )
+    _end_with_owner()
+
+
+def _end_with_owner() -> None:
+    # A sampler that is killed cannot stop its engine, which would keep its cores or its GPU for ever.
+    owner = os.environ.get(OWNER_ENV)
+    if owner is None or os.getpid() == int(owner) or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() == 1 and int(owner) != 1:  # the parent ended before the request was made
+        os.kill(os.getpid(), signal.SIGKILL)
