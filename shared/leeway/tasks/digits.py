@@ -1,0 +1,67 @@
+"""Sort digits: `s:3142=` -> `1234`. Small enough for a model of half a million parameters."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from leeway.tasks.base import TaskError, TaskItem, check_index
+
+MAX_LENGTH = 64
+DEFAULTS = {"min_length": 5, "max_length": 5}
+
+
+class DigitsTask:
+    """`size` strings of digits to sort. Item i is a pure function of (seed, i, lengths).
+
+    Parameters: `length` (fixed), or `min_length` and `max_length` (drawn evenly between them).
+    """
+
+    def __init__(self, params: dict[str, Any], size: int, seed: int) -> None:
+        self._min, self._max = _read_lengths(params)
+        self._size = size
+        self._seed = seed
+
+    @property
+    def name(self) -> str:
+        return "digits"
+
+    @property
+    def max_answer_length(self) -> int:
+        """Characters of the longest answer."""
+        return self._max
+
+    def __len__(self) -> int:
+        return self._size
+
+    def item(self, index: int) -> TaskItem:
+        check_index(self, index)
+        rng = random.Random(f"leeway-digits:{self._seed}:{index}")
+        digits = [rng.choice("0123456789") for _ in range(rng.randint(self._min, self._max))]
+        return TaskItem(index=index, prompt=f"s:{''.join(digits)}=", answer="".join(sorted(digits)))
+
+    def verify(self, item: TaskItem, response: str) -> float:
+        """Share of positions that are right; missing and surplus characters count as wrong."""
+        got = response.strip()
+        right = sum(a == b for a, b in zip(got, item.answer, strict=False))
+        return right / max(len(got), len(item.answer))
+
+
+def _read_lengths(params: dict[str, Any]) -> tuple[int, int]:
+    unknown = sorted(set(params) - {"length", "min_length", "max_length"})
+    if unknown:
+        raise TaskError(
+            f"task.params of kind digits does not know {', '.join(unknown)}; it takes length, or min_length "
+            "and max_length"
+        )
+    if "length" in params:
+        values = {"min_length": params["length"], "max_length": params["length"]}
+    else:
+        values = {**DEFAULTS, **params}
+    low, high = values["min_length"], values["max_length"]
+    if not (isinstance(low, int) and isinstance(high, int) and 1 <= low <= high <= MAX_LENGTH):
+        raise TaskError(
+            f"task.params of kind digits gives lengths {low!r} to {high!r}; expected integers with "
+            f"1 <= min_length <= max_length <= {MAX_LENGTH}"
+        )
+    return low, high

@@ -1,0 +1,39 @@
+"""From item to token ids. Text is encoded here, once; from then on only ids travel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from leeway.config import TaskConfig
+from leeway.tasks.base import Message, TaskError, TaskItem
+
+
+def build_messages(item: TaskItem, config: TaskConfig) -> list[Message]:
+    """The chat messages of an item: system prompt, the item's own, and the suffix on the last of them."""
+    if isinstance(item.prompt, str):
+        own: list[Message] = [{"role": "user", "content": item.prompt}]
+    else:
+        own = list(item.prompt)
+    if config.prompt_suffix:
+        own[-1] = {**own[-1], "content": own[-1]["content"] + config.prompt_suffix}
+    if config.system_prompt is None:
+        return own
+    return [{"role": "system", "content": config.system_prompt}, *own]
+
+
+def encode_prompt(tokenizer: Any, item: TaskItem, config: TaskConfig) -> list[int]:
+    """Token ids of an item's prompt.
+
+    With a chat template: the template, applied once, with the generation prompt. Without one: the messages'
+    texts, joined by line breaks, in the tokenizer's plain encoding (which adds BOS where the model has one).
+    """
+    messages = build_messages(item, config)
+    if tokenizer.chat_template:
+        ids = tokenizer.apply_chat_template(
+            messages, tokenize=True, add_generation_prompt=True, return_dict=False
+        )
+    else:
+        ids = tokenizer.encode("\n".join(message["content"] for message in messages))
+    if not ids:
+        raise TaskError(f"item {item.index}: its prompt {item.prompt!r} encodes to no token")
+    return [int(token) for token in ids]

@@ -1,0 +1,166 @@
+"""Scoring in killable subprocesses.
+
+A reward function is foreign code: it may hang, crash, raise or return nonsense. Whatever it does, a rollout
+ends with a reward (`task.error_reward` and a reason), because a dropped rollout would make the batch depend
+on the outcome. Threads cannot be killed, so scoring runs in processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import sys
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from leeway.config import TaskConfig
+from leeway.tasks.base import Task, TaskError
+from leeway.tasks.scoring import Reward, build_reward
+
+log = logging.getLogger(__name__)
+
+START_BUDGET_S = 60.0
+"""A worker that has not started scoring after this long is given up."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class RewardResult:
+    """The reward of one response; `error` says why it is `task.error_reward`, None if it was scored."""
+
+    value: float
+    error: str | None = None
+
+
+class RewardPool:
+    """Scores responses of a task in `workers` subprocesses, each scoring within `timeout_s`.
+
+    Workers start at once in the background and are replaced when they are killed or die. They end with the
+    pool, and with the process that owns it even if that is killed with SIGKILL.
+    """
+
+    def __init__(
+        self, config: TaskConfig, workers: int | None = None, timeout_s: float | None = None
+    ) -> None:
+        from pebble import ProcessPool
+
+        self._workers = config.reward_workers if workers is None else workers
+        self._timeout_s = config.reward_timeout_s if timeout_s is None else timeout_s
+        self._error_reward = config.error_reward
+        self._scoring: set[Future[float]] = set()
+        self._pool = ProcessPool(
+            max_workers=self._workers,
+            initializer=_start_worker,
+            initargs=(config.model_dump(), os.getpid()),
+            context=multiprocessing.get_context("spawn"),
+        )
+        self._pool.schedule(_ping)
+
+    async def score(self, index: int, response: str) -> RewardResult:
+        """The reward of `response` to item `index`. Never raises because of what the reward function does."""
+        future = self._pool.schedule(_score, args=(index, response), timeout=self._timeout_s)
+        self._scoring.add(future)
+        budget_s = START_BUDGET_S + self._timeout_s * (1 + len(self._scoring) / self._workers)
+        try:
+            waiting = asyncio.wrap_future(future)
+            await asyncio.wait({waiting}, timeout=budget_s)
+        finally:
+            self._scoring.discard(future)
+            future.cancel()  # no effect on one that is done; kills the worker of one that is not
+        if waiting.cancelled():
+            return self._failed("the reward pool was closed while scoring")
+        if not waiting.done():
+            return self._failed(f"no reward worker answered within {budget_s:.0f} s")
+        error = waiting.exception()
+        if error is not None:
+            return self._failed(_describe(error, self._timeout_s))
+        value = waiting.result()
+        if not math.isfinite(value):
+            return self._failed(f"the reward function returned {value}")
+        return RewardResult(value)
+
+    def close(self, budget_s: float = 5.0) -> None:
+        """Kill the workers, waiting at most `budget_s`. What is still being scored is cancelled."""
+        for future in list(self._scoring):
+            future.cancel()
+        self._pool.stop()
+        try:
+            self._pool.join(timeout=budget_s)
+        except TimeoutError:
+            log.warning("reward workers did not end within %.1f s", budget_s)
+
+    async def aclose(self, budget_s: float = 5.0) -> None:
+        """`close` without blocking the event loop."""
+        await asyncio.to_thread(self.close, budget_s)
+
+    async def __aenter__(self) -> RewardPool:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def _failed(self, reason: str) -> RewardResult:
+        log.warning("reward: %s; counted as %g", reason, self._error_reward)
+        return RewardResult(self._error_reward, reason)
+
+
+def _describe(error: BaseException, timeout_s: float) -> str:
+    from pebble import ProcessExpired
+
+    if isinstance(error, TimeoutError):
+        return f"scoring did not end within {timeout_s:g} s and was killed"
+    if isinstance(error, ProcessExpired):
+        return f"the reward worker died while scoring (exit code {error.exitcode})"
+    return f"the reward function raised {type(error).__name__}: {error}"[:500]
+
+
+# What follows runs in a worker.
+
+
+@dataclass
+class _Worker:
+    task: Task | None = None
+    reward: Reward | None = None
+    problem: str = "the worker was not started"
+
+
+_worker = _Worker()
+
+
+def _start_worker(config: dict[str, Any], owner_pid: int) -> None:
+    _die_with_owner(owner_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's to handle
+    from leeway.tasks.load import load_task
+
+    task_config = TaskConfig(**config)
+    try:
+        _worker.task = load_task(task_config)
+        _worker.reward = build_reward(task_config, _worker.task)
+    except (
+        TaskError
+    ) as error:  # reported by every scoring; a worker that fails to start would be restarted forever
+        _worker.problem = str(error)
+
+
+def _die_with_owner(owner_pid: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != owner_pid:  # it died before the line above
+        os._exit(1)
+
+
+def _score(index: int, response: str) -> float:
+    if _worker.task is None or _worker.reward is None:
+        raise TaskError(_worker.problem)
+    return float(_worker.reward(_worker.task.item(index), response))
+
+
+def _ping() -> None:
+    """Makes the pool start its workers."""

@@ -1,0 +1,82 @@
+"""Reward functions and their checks at load."""
+
+from fractions import Fraction
+
+import pytest
+
+from leeway.config import TaskConfig
+from leeway.errors import EXIT_USAGE
+from leeway.tasks import TaskError, TaskItem, load_task
+from leeway.tasks.scoring import build_reward, find_last_number, score_exact, score_last_number
+
+ITEM = TaskItem(index=0, prompt="p", answer="1234")
+
+
+@pytest.mark.parametrize(("response", "score"), [("1234", 1.0), (" 1234\n", 1.0), ("1234.", 0.0), ("", 0.0)])
+def test_exact(response, score):
+    assert score_exact(ITEM, response) == score
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("The answer is 12.", 12),
+        ("3 * 4 = 12", 12),
+        ("10-5", 5),
+        ("x = -5", -5),
+        ("(-5)", -5),
+        ("1,234 apples", 1234),
+        ("1,23", 23),
+        ("0.50", Fraction(1, 2)),
+        ("**42**", 42),
+        ("007", 7),
+        ("no number", None),
+        ("", None),
+    ],
+)
+def test_find_last_number(text, number):
+    assert find_last_number(text) == number
+
+
+def test_last_number_compares_values():
+    assert score_last_number(TaskItem(0, "p", "12"), "It is 12.0") == 1.0
+    assert score_last_number(TaskItem(0, "p", "1200"), "so 1,200!") == 1.0
+    assert score_last_number(TaskItem(0, "p", "12"), "12 or 13") == 0.0
+    assert score_last_number(TaskItem(0, "p", "12"), "I do not know") == 0.0
+    with pytest.raises(ValueError, match="is no number"):
+        score_last_number(TaskItem(7, "p", "twelve"), "12")
+
+
+def test_function_gets_response_answer_and_metadata(tmp_path, monkeypatch):
+    (tmp_path / "my_rewards.py").write_text(
+        "def brevity(response, answer, metadata):\n"
+        "    return metadata['weight'] * (response == answer) / len(response)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    config = TaskConfig(kind="digits", reward="my_rewards:brevity")
+    reward = build_reward(config, load_task(config))
+    assert reward(TaskItem(0, "p", "abcd", {"weight": 2}), "abcd") == 0.5
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        ("exakt", "'exakt'; expected exact, last_number, verifier or module:function"),
+        ("no_such_module:f", "module 'no_such_module' cannot be imported"),
+        ("math:no_such", "math has nothing named 'no_such'"),
+        ("math:pi", "math has float named 'pi'"),
+        (":f", "cannot be imported"),
+    ],
+)
+def test_unusable_rewards_are_refused_at_load(reward, message):
+    with pytest.raises(TaskError, match=message) as caught:
+        load_task(TaskConfig(kind="digits", reward=reward))
+    assert caught.value.exit_code == EXIT_USAGE
+    assert isinstance(caught.value, ValueError)
+
+
+def test_last_number_needs_numeric_answers(tmp_path):
+    file = tmp_path / "items.jsonl"
+    file.write_text('{"prompt": "x", "answer": "blue"}\n')
+    with pytest.raises(TaskError, match=r"first answer of task .* is 'blue'"):
+        load_task(TaskConfig(kind="jsonl", path=str(file), reward="last_number"))
