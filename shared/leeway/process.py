@@ -35,3 +35,9 @@ def limit_threads(count: int | None) -> None:
     if count:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ[name] = str(count)
+
+
+def secret(value: str) -> str:
+    """`env:NAME` stands for the environment variable NAME, so that no secret shows in a process list."""
+    name = value.removeprefix("env:")
+    return os.environ[name] if name != value else value

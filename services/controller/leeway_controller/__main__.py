@@ -1,0 +1,51 @@
+"""`python -m leeway_controller`: wiring."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+
+from leeway.errors import LeewayError
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="leeway_controller", description="Plans batches, decides resyncs.")
+    parser.add_argument("--config", required=True, help="resolved configuration of the run (YAML)")
+    parser.add_argument("--run", required=True, help="name of the run in Redis")
+    parser.add_argument("--redis", required=True, help="redis://:password@host:port/db, or env:NAME")
+    parser.add_argument("--model", required=True, help="model directory (tokenizer)")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    from leeway.config_load import load_config
+    from leeway.process import secret, setup_logging
+    from leeway.streams import Keys, connect
+
+    try:
+        config = load_config(args.config, environ={})
+        setup_logging(config.telemetry.log_level, "controller")
+        client = connect(
+            secret(args.redis),
+            socket_timeout_s=config.redis.socket_timeout_s,
+            wait_s=config.redis.reconnect_s,
+        )
+        from leeway_controller.prompts import prompt_encoder
+        from leeway_controller.reconcile import Controller
+
+        encode_item, size = prompt_encoder(config, args.model)
+        controller = Controller(client, Keys(args.run), config, encode_item, size)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: setattr(controller, "stopping", True))
+        controller.run()
+    except LeewayError as exc:
+        logging.getLogger("leeway_controller").error("%s", exc)
+        return exc.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

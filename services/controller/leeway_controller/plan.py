@@ -1,0 +1,79 @@
+"""Which prompts make batch k: pure functions, fixed before anything is generated."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from leeway.errors import UsageError
+from leeway.messages import Ticket, TicketHeader
+
+
+class PromptError(UsageError):
+    """A prompt that cannot be generated from; the message names the item."""
+
+
+def plan_batch(size: int, seed: int, batch: int, prompts: int) -> list[int]:
+    """Items of batch `batch`: `prompts` indices into a data set of `size` items.
+
+    Epoch after epoch the data set is walked in a permutation of its own, so that no item repeats before all
+    were used. A pure function of its arguments.
+    """
+    if size < 1 or prompts < 1 or batch < 0:
+        raise ValueError(f"size={size} and prompts={prompts} must be positive, batch={batch} not negative")
+    items: list[int] = []
+    position = batch * prompts
+    while len(items) < prompts:
+        epoch, offset = divmod(position + len(items), size)
+        order = np.random.default_rng(np.random.SeedSequence([seed, epoch])).permutation(size)
+        items += [int(i) for i in order[offset : offset + prompts - len(items)]]
+    return items
+
+
+def ticket_seed(seed: int, batch: int, group: int, index: int) -> int:
+    """Sampling seed of one response, in [0, 2^31): the same whoever generates it, however often."""
+    digest = hashlib.blake2b(f"{seed}/{batch}/{group}/{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % 2**31
+
+
+def check_prompt(ids: Sequence[int], item: int, max_new_tokens: int, max_length: int) -> None:
+    """Raise PromptError when prompt and response do not fit the context, or the prompt is empty."""
+    if not ids:
+        raise PromptError(f"item {item} of the data set: the prompt is empty")
+    if len(ids) + max_new_tokens > max_length:
+        raise PromptError(
+            f"item {item} of the data set: the prompt has {len(ids)} tokens; with "
+            f"sampling.max_new_tokens={max_new_tokens} that is more than model.max_length={max_length}"
+        )
+
+
+def plan_tickets(
+    items: Sequence[int],
+    prompts: Sequence[Sequence[int]],
+    *,
+    seed: int,
+    epoch: int,
+    version: int,
+    batch: int,
+    group_size: int,
+    max_new_tokens: int,
+) -> list[Ticket]:
+    """The tickets of one batch under one weight version; `prompts[g]` are the token ids of `items[g]`."""
+    tickets = []
+    for group, (item, ids) in enumerate(zip(items, prompts, strict=True)):
+        for index in range(group_size):
+            header = TicketHeader(
+                ticket_id=f"{epoch}.{version}.{batch}.{group}.{index}",
+                epoch=epoch,
+                version=version,
+                batch=batch,
+                group=group,
+                index=index,
+                item=item,
+                seed=ticket_seed(seed, batch, group, index),
+                max_new_tokens=max_new_tokens,
+            )
+            tickets.append(Ticket(header, np.asarray(ids, dtype=np.int32)))
+    return tickets

@@ -1,0 +1,29 @@
+"""From items of the data set to prompt ids: text is tokenised here once, and never again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from leeway.config import RunConfig
+from leeway.tasks import encode_prompt, load_task
+from leeway_controller.plan import check_prompt
+
+
+def prompt_encoder(config: RunConfig, model_dir: str) -> tuple[Callable[[int], list[int]], int]:
+    """(item -> checked prompt ids, number of items). Raises TaskError, PromptError."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(
+        model_dir, trust_remote_code=config.model.trust_remote_code, local_files_only=True
+    )
+    task = load_task(config.task)
+
+    @lru_cache(maxsize=4096)
+    def encode(item: int) -> list[int]:
+        ids = encode_prompt(tokenizer, task.item(item), config.task)
+        check_prompt(ids, item, config.sampling.max_new_tokens, config.model.max_length)
+        return ids
+
+    return encode, len(task)

@@ -1,0 +1,247 @@
+"""The controller's loop: reports and manifests in, verdicts and tickets out.
+
+    read reports   -> started: new epoch | step: verdict | finished: end
+    read manifests -> a newer version is pending
+    read samplers  -> all live ones attest it: it is current
+    issue          -> tickets of the next batches under the current version
+
+State is written to Redis in the same MULTI as what it describes, so that a restarted controller goes on
+exactly there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import redis
+
+from leeway.config import RunConfig
+from leeway.errors import StalledError
+from leeway.messages import (
+    Event,
+    EventHeader,
+    MessageError,
+    Report,
+    SamplerStatus,
+    Verdict,
+    VerdictHeader,
+    decode,
+    encode,
+)
+from leeway.resync import Decision
+from leeway.streams import (
+    REPORTS_GROUP,
+    ROLLOUTS_GROUP,
+    TICKETS_GROUP,
+    Consumer,
+    Entry,
+    Keys,
+    Tail,
+    add_fields,
+    append,
+    now,
+    retrying,
+)
+from leeway.weights import parse_manifest
+from leeway_controller.plan import plan_batch, plan_tickets
+from leeway_controller.state import ControllerState, decide, decide_commit, live_samplers, plan_issue
+
+log = logging.getLogger(__name__)
+
+STATE_FIELD = "controller"
+MANUAL_FIELD = "manual_resync"
+Encoder = Callable[[int], list[int]]
+"""Token ids of the prompt of a data set's item."""
+
+
+class Controller:
+    """One run's controller. `encode_item` gives prompt ids; `size` is the data set's number of items."""
+
+    def __init__(
+        self, client: redis.Redis, keys: Keys, config: RunConfig, encode_item: Encoder, size: int
+    ) -> None:
+        self.client, self.keys, self.config = client, keys, config
+        self.encode_item, self.size = encode_item, size
+        self.budget_s = config.redis.reconnect_s
+        self.state = self._load_state()
+        self.reports = Consumer(client, keys.reports, REPORTS_GROUP, "controller", budget_s=self.budget_s)
+        for stream, group in ((keys.tickets, TICKETS_GROUP), (keys.rollouts, ROLLOUTS_GROUP)):
+            Consumer(client, stream, group, "controller", budget_s=self.budget_s)  # creates stream and group
+        self.manifests = Tail(client, keys.weights, budget_s=self.budget_s)
+        self.fenced: set[str] = set()
+        self.seen: set[str] = set()
+        self.progress_at = time.monotonic()
+        self.stopping = False
+
+    # -- state ---------------------------------------------------------------------------------------------
+
+    def _load_state(self) -> ControllerState:
+        raw = self._retry(lambda: self.client.hget(self.keys.state, STATE_FIELD), "reading the state")
+        return ControllerState() if raw is None else ControllerState.model_validate_json(cast(bytes, raw))
+
+    def _retry(self, call: Callable[[], Any], what: str) -> Any:
+        return retrying(call, budget_s=self.budget_s, what=what)
+
+    def _commit(self, state: ControllerState, effects: Callable[[Any], None] = lambda pipe: None) -> None:
+        """Write effects and the new state in one MULTI, then hold the state."""
+
+        def write() -> None:
+            with self.client.pipeline(transaction=True) as pipe:
+                effects(pipe)
+                pipe.hset(self.keys.state, STATE_FIELD, state.model_dump_json())
+                pipe.execute()
+
+        self._retry(write, "writing the state")
+        self.state = state
+
+    def _event(self, level: str, name: str, text: str, **data: object) -> None:
+        log.log(logging.getLevelName(level.upper()), text)
+        header = EventHeader(level=cast(Any, level), source="controller", name=name, text=text, data=data)
+        append(self.client, self.keys.events, Event(header), maxlen=10_000, budget_s=self.budget_s)
+
+    # -- the loop ------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until the trainer reports that it finished, or `stopping` is set. Raises StalledError."""
+        while not (self.state.finished or self.stopping):
+            self.tick(block_s=0.2)
+
+    def tick(self, block_s: float = 0.0) -> None:
+        """One pass; waits up to `block_s` for a report."""
+        for entry in self.reports.read(100, block_s):
+            self._on_report(entry)
+        for entry in self.manifests.read(block_s=None):
+            self._on_manifest(entry)
+        self._watch_samplers()
+        for batch in plan_issue(self.state, self.config.sync.max_lead, self.config.trainer.steps):
+            self._issue(batch)
+        self._check_progress()
+
+    def _on_report(self, entry: Entry) -> None:
+        try:
+            report = decode(Report, entry.fields).header
+        except MessageError as exc:
+            self._event("error", "bad_report", f"a report was refused: {exc}")
+            self._commit(self.state, lambda pipe: self.reports.queue_ack(pipe, [entry.id], delete=False))
+            self.reports.forget([entry.id])
+            return
+        self.progress_at = time.monotonic()
+        verdict: Verdict | None = None
+        state = self.state
+        if report.event == "started":
+            state = state.started(report)
+            # Manifests of this epoch may stand before its report.
+            self.manifests.last_id = "0"
+        elif report.event == "finished" and report.epoch == state.epoch:
+            state = state.model_copy(update={"finished": True})
+        elif report.event == "step" and report.epoch == state.epoch and report.step >= state.next_step:
+            decision = self._decide(report)
+            state = state.stepped(report, decision)
+            verdict = Verdict(
+                VerdictHeader(
+                    epoch=report.epoch, step=report.step, action=decision.action, reason=decision.reason
+                )
+            )
+
+        def effects(pipe: Any) -> None:
+            if verdict is not None:
+                add_fields(pipe, self.keys.verdicts, encode(verdict), maxlen=1000)
+                if verdict.header.reason == "manual":
+                    pipe.hdel(self.keys.state, MANUAL_FIELD)
+            self.reports.queue_ack(pipe, [entry.id], delete=False)
+
+        self._commit(state, effects)
+        self.reports.forget([entry.id])
+
+    def _decide(self, report: Any) -> Decision:
+        manual = bool(self._retry(lambda: self.client.hexists(self.keys.state, MANUAL_FIELD), "reading state"))
+        decision = decide(report, self.config.sync, self.config.trainer.steps, manual)
+        if decision.reason:
+            log.info("step %d: resync (%s)", report.step, decision.reason)
+        return decision
+
+    def _on_manifest(self, entry: Entry) -> None:
+        manifest = parse_manifest(entry.fields)
+        state = self.state.published(manifest.epoch, manifest.version, manifest.step, now())
+        if state is not self.state:
+            self._commit(state)
+            self.progress_at = time.monotonic()
+
+    def statuses(self) -> list[SamplerStatus]:
+        """The hash `samplers`, decoded."""
+        raw = self._retry(lambda: self.client.hgetall(self.keys.samplers), "reading samplers")
+        return [SamplerStatus.model_validate_json(value) for value in raw.values()]
+
+    def _watch_samplers(self) -> None:
+        live, silent = live_samplers(self.statuses(), now(), self.config.sync.ticket_idle_s)
+        for status in silent:
+            self._event(
+                "warning",
+                "sampler_lost",
+                f"sampler {status.sampler} gave no heartbeat for {now() - status.heartbeat:.0f} s "
+                f"({status.inflight} responses in flight); its tickets go to other samplers",
+                sampler=status.sampler,
+            )
+            self._retry(lambda s=status: self.client.hdel(self.keys.samplers, s.sampler), "removing a sampler")
+            self.seen.discard(status.sampler)
+        for status in live:
+            if status.sampler not in self.seen:
+                self.seen.add(status.sampler)
+                self._event("info", "sampler_joined", f"sampler {status.sampler} joined")
+        commit, late = decide_commit(self.state, live, now(), self.config.sync.commit_timeout_s)
+        if commit:
+            self._commit(self.state.committed())
+            self.progress_at = time.monotonic()
+            log.info("version %s is current on %d samplers", self.state.current, len(live) - len(late))
+            for name in late:
+                self._event(
+                    "warning",
+                    "sampler_fenced",
+                    f"sampler {name} did not attest version {self.state.current} within "
+                    f"{self.config.sync.commit_timeout_s:g} s and gets no tickets until it does",
+                )
+
+    def _issue(self, batch: int) -> None:
+        config, state = self.config, self.state
+        items = plan_batch(self.size, config.seed, batch, config.batch.prompts)
+        assert state.current is not None
+        tickets = plan_tickets(
+            items,
+            [self.encode_item(item) for item in items],
+            seed=config.seed,
+            epoch=state.epoch,
+            version=state.current,
+            batch=batch,
+            group_size=config.batch.group_size,
+            max_new_tokens=config.sampling.max_new_tokens,
+        )
+
+        def effects(pipe: Any) -> None:
+            for ticket in tickets:
+                add_fields(pipe, self.keys.tickets, encode(ticket))
+
+        self._commit(state.issued(batch), effects)
+        log.debug("batch %d issued under version %d", batch, state.current)
+
+    def _check_progress(self) -> None:
+        stalled = time.monotonic() - self.progress_at
+        if stalled < self.config.sync.stall_timeout_s:
+            return
+        state = self.state
+        names = ", ".join(
+            f"{s.sampler} (version {s.version}, {s.inflight} in flight, heartbeat {now() - s.heartbeat:.0f} s ago)"
+            for s in self.statuses()
+        )
+        awaited = (
+            "the trainer's start"
+            if state.epoch < 0
+            else f"version {state.awaiting} from the trainer"
+            if state.awaiting is not None
+            else f"version {state.pending} to be attested"
+            if state.pending is not None
+            else f"the report of step {state.next_step}"
+        )
+        raise StalledError(f"no progress for {stalled:.0f} s: waiting for {awaited}; samplers: {names or 'none'}")

@@ -1,0 +1,126 @@
+"""What the controller knows, and how each message changes it: pure transitions.
+
+    started ------> pending = its version, nothing issued
+    manifest -----> pending = the newer version, issuing stops
+    attested -----> current = pending, unfinished batches are issued again under it
+    step ---------> verdict; on resync issuing stops until the new version is current
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict
+
+from leeway.config import SyncConfig
+from leeway.messages import ReportHeader, SamplerStatus
+from leeway.resync import Decision, PolicyError, SyncFacts, decide_resync
+
+
+class ControllerState(BaseModel):
+    """Everything that must survive a restart of the controller."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    epoch: int = -1
+    """Run epoch: counts the starts of the trainer."""
+    next_step: int = 0
+    """The batch that the trainer trains next."""
+    next_issue: int = 0
+    """The first batch that has no tickets under the current version."""
+    current: int | None = None
+    """The version that every live sampler attested; None before the first."""
+    pending: int | None = None
+    """A published version that is not attested by all yet."""
+    pending_since: float = 0.0
+    """Unix time when `pending` was seen."""
+    awaiting: int | None = None
+    """A version that a verdict asked for and the trainer has not published yet."""
+    finished: bool = False
+
+    def started(self, report: ReportHeader) -> Self:
+        """The trainer (re)started: everything of older epochs is void."""
+        if report.epoch <= self.epoch:
+            return self
+        return type(self)(epoch=report.epoch, next_step=report.step, next_issue=report.step)
+
+    def published(self, epoch: int, version: int, step: int, at: float) -> Self:
+        """A manifest: `version` is what batches from `step` on are to be drawn under."""
+        known = max(v for v in (self.current, self.pending, -1) if v is not None)
+        if epoch != self.epoch or version <= known:
+            return self
+        change = {"pending": version, "pending_since": at, "awaiting": None, "next_issue": step}
+        return self.model_copy(update=change)
+
+    def committed(self) -> Self:
+        """The pending version is current from now on."""
+        return self.model_copy(update={"current": self.pending, "pending": None})
+
+    def stepped(self, report: ReportHeader, decision: Decision) -> Self:
+        """Batch `report.step` was trained."""
+        if report.epoch != self.epoch or report.step < self.next_step:
+            return self
+        change: dict[str, int | None] = {"next_step": report.step + 1}
+        if decision.action == "resync":
+            change["awaiting"] = report.version + 1
+        return self.model_copy(update=change)
+
+    def issued(self, batch: int) -> Self:
+        """Batch `batch` has its tickets."""
+        return self.model_copy(update={"next_issue": batch + 1})
+
+
+def decide(report: ReportHeader, sync: SyncConfig, steps: int, manual: bool) -> Decision:
+    """The verdict on a step report. Raises PolicyError for a metric that is missing or no number."""
+    facts = SyncFacts(
+        step=report.step,
+        age=report.age,
+        ess_token=_number(report, "lag/ess_tok"),
+        ess_sequence=_number(report, "lag/ess_seq"),
+        clip_fraction=_number(report, "lag/clip_fraction"),
+        manual=manual,
+        last=report.step + 1 >= steps,
+    )
+    return decide_resync(facts, sync)
+
+
+def _number(report: ReportHeader, name: str) -> float:
+    value = report.metrics.get(name)
+    if not isinstance(value, (int, float)):
+        raise PolicyError(f"report of step {report.step}: {name} is {value!r}, expected a number")
+    return float(value)
+
+
+def plan_issue(state: ControllerState, max_lead: int, steps: int) -> list[int]:
+    """Batches to issue now: at most `max_lead` ahead of the trainer, none while weights are on their way."""
+    if state.current is None or state.pending is not None or state.awaiting is not None or state.finished:
+        return []
+    return list(range(state.next_issue, min(state.next_step + max_lead + 1, steps)))
+
+
+def live_samplers(
+    statuses: Iterable[SamplerStatus], at: float, silence_s: float
+) -> tuple[list[SamplerStatus], list[SamplerStatus]]:
+    """(live, silent) by the age of the last heartbeat at Unix time `at`."""
+    live, silent = [], []
+    for status in statuses:
+        (live if at - status.heartbeat <= silence_s else silent).append(status)
+    return live, silent
+
+
+def decide_commit(
+    state: ControllerState, live: Iterable[SamplerStatus], at: float, timeout_s: float
+) -> tuple[bool, list[str]]:
+    """(commit now, names of live samplers that are left out).
+
+    Commit when every live sampler attests the pending version, or, after `timeout_s`, when at least one does.
+    """
+    if state.pending is None:
+        return False, []
+    live = list(live)
+    late = [s.sampler for s in live if (s.epoch, s.version) != (state.epoch, state.pending)]
+    if not live or len(late) == len(live):
+        return False, []
+    if late and at - state.pending_since < timeout_s:
+        return False, []
+    return True, late

@@ -1,0 +1,145 @@
+"""The command `leeway`. Heavy modules are imported inside the commands, so that --help is instant."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leeway.errors import EXIT_USAGE, LeewayError, UsageError
+
+app = typer.Typer(
+    name="leeway",
+    help="Asynchronous RL training for language models that stays on-policy by measurement.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+config_app = typer.Typer(help="The configuration of a run.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set one value, for example --set sync.max_age=4. Repeatable."),
+]
+
+
+def _version(value: bool) -> None:
+    if value:
+        from leeway import __version__
+
+        typer.echo(f"leeway {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    return
+
+
+@app.command()
+def run(
+    config: Annotated[Path | None, typer.Argument(help="YAML file of the run; optional with --resume.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimiser steps (trainer.steps).")] = None,
+    samplers: Annotated[int | None, typer.Option(help="Sampler processes (sampler.replicas).")] = None,
+    model: Annotated[str | None, typer.Option(help="Model name, directory or hub id (model.name).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output directory; default runs/<name>-<time>.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this directory.")] = None,
+    redis: Annotated[str | None, typer.Option(help="Use this server instead of one of the run's own.")] = None,
+    sets: Sets = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print steps and the summary as JSON lines.")
+    ] = False,
+) -> None:
+    """Run everything on this machine: Redis, controller, trainer and samplers."""
+    from leeway.config_load import load_config
+    from leeway.launch.local import LocalRun, check_out, default_out
+
+    if resume is not None and out is not None and resume != out:
+        raise UsageError("--resume DIR goes on in DIR; leave --out away")
+    path = config or (resume / "config.yaml" if resume else None)
+    if path is None:
+        raise UsageError("which run? give a configuration, for example: leeway run examples/quickstart.yaml")
+    given = {
+        "trainer.steps": steps,
+        "sampler.replicas": samplers,
+        "model.name": model,
+        "redis.url": redis,
+    }
+    options = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
+    resolved = load_config(path, [*(sets or []), *options])
+    directory = resume or out or default_out(resolved)
+    check_out(directory, resume is not None)
+    result = LocalRun(resolved, directory, resume=resume is not None, as_json=as_json).run()
+    if as_json:
+        typer.echo(json.dumps(result.summary))
+    elif result.exit_code:
+        typer.echo(f"leeway: {result.summary['error']}", err=True)
+    _say_where(result.out, as_json)
+    raise typer.Exit(result.exit_code)
+
+
+def _say_where(out: Path, quiet: bool) -> None:
+    if not quiet:
+        typer.echo(f"{out}/summary.json  {out}/metrics.jsonl  (plots: leeway report {out})")
+
+
+@app.command()
+def report(run_dir: Annotated[Path, typer.Argument(help="Output directory of a run.")]) -> None:
+    """Write one self-contained HTML page with plots of a run."""
+    from leeway.report import write_report
+
+    typer.echo(str(write_report(run_dir)))
+
+
+@app.command()
+def corrections() -> None:
+    """List the corrections: formula, what they need, source."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from leeway.corrections import METHODS
+
+    table = Table("method", "estimator (per token, before aggregation)", "needs", "source")
+    for method in METHODS.values():
+        table.add_row(method.name, method.formula, ", ".join(method.needs) or "-", method.source)
+    Console().print(table)
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """Print the JSON schema of the configuration."""
+    from leeway.config import RunConfig
+
+    typer.echo(json.dumps(RunConfig.model_json_schema(), indent=2))
+
+
+@config_app.command("show")
+def config_show(file: Annotated[Path, typer.Argument(help="YAML file of a run.")], sets: Sets = None) -> None:
+    """Print the resolved values of a configuration (passwords hidden)."""
+    from leeway.config_load import dump_config, load_config
+
+    typer.echo(dump_config(load_config(file, sets or [])), nl=False)
+
+
+def main() -> None:
+    """Entry point: errors become one message and an exit code."""
+    try:
+        app()
+    except LeewayError as exc:
+        typer.echo(f"leeway: {exc}", err=True)
+        sys.exit(exc.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_USAGE + 128)
+
+
+if __name__ == "__main__":
+    main()

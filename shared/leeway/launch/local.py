@@ -1,0 +1,296 @@
+"""`leeway run`: all services of a run as processes of this machine.
+
+    prepare    check the task, the server and the ports; build or find the model
+    start      Redis, controller, trainer, samplers
+    watch      reports and verdicts into metrics.jsonl and the table; restart what may be restarted
+    stop       samplers drain; whatever is left is killed; summary.json is written in every case
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from leeway.config import RunConfig
+from leeway.config_load import dump_config
+from leeway.errors import EXIT_INTERRUPTED, EXIT_STALLED, EXIT_USAGE, LeewayError, StalledError, UsageError
+from leeway.launch.record import Recorder, write_atomic
+from leeway.launch.services import Service, describe_exit, stop_all
+from leeway.launch.table import View, open_view
+from leeway.messages import Event, Report, SamplerStatus, Verdict, decode
+from leeway.redis_server import EmbeddedRedis
+from leeway.streams import Keys, Tail, connect, retrying
+
+REDIS_ENV = "LEEWAY_REDIS_URL"
+POLL_S = 0.2
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class RunFailed(LeewayError):
+    """A process of the run failed; the message holds its name and log tail."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Interrupted(LeewayError):
+    """Ctrl-C or SIGTERM."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    summary: dict[str, Any]
+    out: Path
+    exit_code: int
+
+
+def default_out(config: RunConfig) -> Path:
+    """runs/<name>-<time>, unless the configuration names a directory."""
+    return Path(config.output.dir or f"runs/{config.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def check_out(out: Path, resume: bool) -> None:
+    """Refuse a directory of another run, and a resume of what is not there."""
+    if resume and not (out / "checkpoints" / "latest").exists():
+        raise UsageError(f"--resume {out}: no checkpoint there ({out}/checkpoints/latest is missing)")
+    if not resume and (out / "metrics.jsonl").exists():
+        raise UsageError(
+            f"{out} holds a run already: give another --out, or go on with it by --resume {out}"
+        )
+
+
+def check_ports(config: RunConfig) -> None:
+    """Refuse sampler ports that somebody listens on."""
+    first = config.sampler.http_port
+    for port in range(first, first + config.sampler.replicas) if first else ():
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind((config.sampler.http_host, port))
+            except OSError as exc:
+                raise UsageError(
+                    f"sampler.http_port: port {port} on {config.sampler.http_host} cannot be used "
+                    f"({exc.strerror}); choose another one, or 0 for none"
+                ) from exc
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Within it SIGINT, SIGTERM and SIGHUP raise Interrupted, once; after it they are ignored."""
+
+    def stop(number: int, frame: object) -> None:
+        ignore_signals()
+        raise Interrupted(f"stopped by {signal.Signals(number).name}")
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        ignore_signals()
+
+
+def ignore_signals() -> None:
+    """While processes are being stopped, another Ctrl-C must not leave half of them behind."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+class LocalRun:
+    """One run on this machine. `run()` never raises; it returns a Result and leaves no process behind."""
+
+    def __init__(self, config: RunConfig, out: Path, *, resume: bool = False, as_json: bool = False) -> None:
+        self.config, self.out, self.resume, self.as_json = config, out, resume, as_json
+        self.services: list[Service] = []
+        self.run_id = f"{config.name}-{time.strftime('%Y%m%d%H%M%S')}-{os.getpid()}"
+        self.keys = Keys(self.run_id)
+
+    def run(self) -> Result:
+        """Prepare, start, watch, stop."""
+        status, error, code = "completed", None, 0
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.recorder = Recorder(self.out, self.config)
+        self.view: View = open_view(self.config.trainer.steps, self.as_json)
+        handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+        with ExitStack() as stack:
+            stack.callback(self.view.close)
+            try:
+                with interruptible():
+                    self._run(stack)
+            except Interrupted as exc:
+                status, error, code = "interrupted", str(exc), exc.exit_code
+            except LeewayError as exc:
+                status = "stalled" if isinstance(exc, StalledError) else "failed"
+                error, code = str(exc), exc.exit_code
+            finally:
+                # Without mercy after a failure, with a drain after success (which _run has done).
+                stop_all(self.services, grace_s=2.0)
+            summary = self.recorder.finish(status, error)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        return Result(summary, self.out, code)
+
+    # -- prepare and start -------------------------------------------------------------------------------------
+
+    def _run(self, stack: ExitStack) -> None:
+        from leeway.models import prepare_model
+        from leeway.tasks import load_task
+
+        check_ports(self.config)
+        load_task(self.config.task)
+        url = self._redis_url(stack)
+        self.client = connect(url, socket_timeout_s=self.config.redis.socket_timeout_s)
+        stack.callback(self.client.close)
+        stack.callback(self._delete_keys)
+        model = prepare_model(self.config, progress=self.view.status)
+        write_atomic(self.out / "config.yaml", dump_config(self.config))
+        self._start_services(url, model)
+        self._watch()
+        self.view.status("stopping")
+        stop_all(self.services, grace_s=self.config.sampler.drain_s + 10)
+
+    def _redis_url(self, stack: ExitStack) -> str:
+        if self.config.redis.url:
+            return self.config.redis.url
+        server = EmbeddedRedis(maxmemory_mib=self.config.redis.maxmemory_mib)
+        stack.callback(server.stop)
+        self.server = server.start()
+        return server.url
+
+    def _delete_keys(self) -> None:
+        # Only for a server that outlives the run; a run's keys are of no use without its processes.
+        if self.config.redis.url:
+            try:
+                names = list(self.client.scan_iter(match=self.keys.key("*").replace("[", "\\["), count=1000))
+                if names:
+                    self.client.unlink(*names)
+            except redis.RedisError as exc:
+                self.view.note(f"the keys of {self.run_id} were left on the server: {exc}")
+
+    def _start_services(self, url: str, model: Path) -> None:
+        common = ["--config", str(self.out / "config.yaml"), "--run", self.run_id, "--redis", f"env:{REDIS_ENV}"]
+        common += ["--model", str(model)]
+        env = {REDIS_ENV: url, "TOKENIZERS_PARALLELISM": "false"}
+        python = [sys.executable, "-m"]
+        self.controller = self._service(
+            "controller", [*python, "leeway_controller", *common], env, max_restarts=3
+        )
+        trainer = [*python, "leeway_trainer"]
+        if self.config.trainer.ranks > 1:
+            trainer = [
+                *python,
+                "torch.distributed.run",
+                "--standalone",
+                f"--nproc-per-node={self.config.trainer.ranks}",
+                "-m",
+                "leeway_trainer",
+            ]
+        trainer += [*common, "--out", str(self.out)] + (["--resume", str(self.out)] if self.resume else [])
+        self.trainer = self._service("trainer", trainer, env)
+        self.samplers = []
+        for index in range(self.config.sampler.replicas):
+            port = self.config.sampler.http_port
+            argv = [*python, "leeway_sampler", *common, "--id", f"sampler-{index}"]
+            argv += ["--port", str(port + index if port else 0)]
+            restarts = self.config.sampler.max_restarts
+            self.samplers.append(self._service(f"sampler-{index}", argv, env, max_restarts=restarts))
+        for service in self.services:
+            service.start()
+
+    def _service(self, name: str, argv: list[str], env: dict[str, str], max_restarts: int = 0) -> Service:
+        service = Service(name, argv, self.out / "logs" / f"{name}.log", env, max_restarts)
+        self.services.append(service)
+        return service
+
+    # -- watch ---------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Until trainer and controller are done. Raises RunFailed, StalledError or Interrupted."""
+        budget = self.config.redis.reconnect_s
+        tails = [
+            Tail(self.client, stream, budget_s=budget)
+            for stream in (self.keys.reports, self.keys.verdicts, self.keys.events)
+        ]
+        began = time.monotonic()
+        while True:
+            done = self.trainer.poll() == 0
+            self._drain(*tails)
+            if done:
+                return
+            self._check_services()
+            self._show_status(time.monotonic() - began)
+            time.sleep(POLL_S)
+
+    def _drain(self, reports: Tail, verdicts: Tail, events: Tail) -> None:
+        raw: Any = retrying(
+            lambda: self.client.hgetall(self.keys.samplers),
+            budget_s=self.config.redis.reconnect_s,
+            what="reading samplers",
+        )
+        self.statuses = [SamplerStatus.model_validate_json(value) for value in raw.values()]
+        self.recorder.samplers.update(self.statuses)
+        for entry in events.read(block_s=None):
+            event = decode(Event, entry.fields).header
+            if event.level != "info":
+                self.view.note(f"{event.source}: {event.text}")
+        for entry in reports.read(block_s=None):
+            report = decode(Report, entry.fields).header
+            if report.event == "started":
+                self.recorder.started(report.step)
+            elif report.event == "step":
+                self.recorder.step(report)
+            # A verdict follows its report; reading it in between keeps each row with its own verdict.
+            self._take_verdicts(verdicts)
+        self._take_verdicts(verdicts)
+
+    def _take_verdicts(self, verdicts: Tail) -> None:
+        for entry in verdicts.read(count=1, block_s=None):
+            row = self.recorder.verdict(decode(Verdict, entry.fields).header)
+            if row is not None:
+                self.view.row(row)
+
+    def _check_services(self) -> None:
+        for service in self.services:
+            code = service.poll()
+            if code is None or (code == 0 and service is self.controller):
+                continue
+            if service is self.trainer:
+                if code == 0:
+                    continue
+                hint = f"\ngo on from the last checkpoint with: leeway run --resume {self.out}"
+                self._fail(service, code, hint if (self.out / "checkpoints" / "latest").exists() else "")
+            if code in (EXIT_USAGE, EXIT_STALLED) or not service.restart():
+                self._fail(service, code)
+            self.view.note(f"{service.name} ended ({describe_exit(code)}) and was started again")
+
+    def _fail(self, service: Service, code: int, hint: str = "") -> None:
+        tail = service.log_tail()
+        message = f"{service.name} ended ({describe_exit(code)}); the end of {service.log_path}:\n{tail}{hint}"
+        if code == EXIT_STALLED:
+            raise StalledError(message)
+        raise RunFailed(message, EXIT_USAGE if code == EXIT_USAGE else 1)
+
+    def _show_status(self, seconds: float) -> None:
+        if self.recorder.rows:
+            self.view.status(
+                f"training; {len(self.statuses)} samplers, {sum(s.inflight for s in self.statuses)} in flight"
+            )
+        elif any(status.ready for status in self.statuses):
+            self.view.status("first batch is generated and trained")
+        else:
+            self.view.status("starting the engines")

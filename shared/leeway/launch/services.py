@@ -1,0 +1,120 @@
+"""One service as a child process: its own process group, its own log, ended with everything below it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from leeway.process import die_with_parent
+
+
+class Service:
+    """A child process that may be started again. Must be started from the main thread (see `start`).
+
+    stopped -> start -> running -> (exits | terminate | kill) -> stopped
+    """
+
+    def __init__(
+        self, name: str, argv: Sequence[str], log_path: Path, env: Mapping[str, str], max_restarts: int = 0
+    ) -> None:
+        self.name, self.argv, self.log_path, self.env = name, list(argv), log_path, dict(env)
+        self.max_restarts = max_restarts
+        self.restarts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process; it gets SIGKILL when this thread's process ends, however that happens."""
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.env},
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def poll(self) -> int | None:
+        """Exit status, None while it runs (or was never started)."""
+        return self._process.poll() if self._process else None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def signal_group(self, number: int) -> None:
+        """Signal everything in the process group, also what outlived the service itself."""
+        if self._process is None:
+            return
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            pass  # nobody left
+
+    def group_alive(self) -> bool:
+        """True while any process of the group runs."""
+        if self._process is None:
+            return False
+        self._process.poll()  # reap, or a zombie keeps the group alive
+        try:
+            os.killpg(self._process.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def terminate(self) -> None:
+        """SIGTERM to the service alone, which ends its own children."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
+    def restart(self) -> bool:
+        """Start again after an exit; False when it was restarted often enough."""
+        if self.restarts >= self.max_restarts:
+            return False
+        self.signal_group(signal.SIGKILL)
+        self.restarts += 1
+        self.start()
+        return True
+
+    def log_tail(self, lines: int = 15) -> str:
+        """The last lines of the log."""
+        try:
+            with self.log_path.open("rb") as log:
+                log.seek(max(0, self.log_path.stat().st_size - 65536))
+                text = log.read().decode(errors="replace")
+        except OSError:
+            return "(no log)"
+        return "\n".join(text.splitlines()[-lines:])
+
+
+def describe_exit(code: int) -> str:
+    """`exit code 3`, or `killed by SIGKILL`."""
+    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+
+def stop_all(services: Iterable[Service], grace_s: float) -> None:
+    """SIGTERM, then after `grace_s` SIGKILL to whole groups; returns when none is left (5 s at most more)."""
+    services = list(services)
+    for service in services:
+        service.terminate()
+    _wait(services, lambda service: service.running, grace_s)
+    for service in services:
+        service.signal_group(signal.SIGKILL)
+    _wait(services, Service.group_alive, 5.0)
+
+
+def _wait(services: list[Service], alive: object, budget_s: float) -> None:
+    assert callable(alive)
+    deadline = time.monotonic() + budget_s
+    while any(alive(service) for service in services) and time.monotonic() < deadline:
+        time.sleep(0.05)

@@ -1,0 +1,146 @@
+"""The stream adapter against a real server."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import redis
+
+from leeway.messages import Event, EventHeader, decode
+from leeway.redis_server import EmbeddedRedis
+from leeway.streams import Consumer, Keys, RedisRefused, RedisUnavailable, Tail, append, connect, retrying
+
+
+def event(text: str) -> Event:
+    return Event(EventHeader(source="test", name="x", text=text))
+
+
+def texts(entries: list) -> list[str]:  # type: ignore[type-arg]
+    return [decode(Event, entry.fields).header.text for entry in entries]
+
+
+def consumer(client: redis.Redis, keys: Keys, name: str = "a") -> Consumer:
+    return Consumer(client, keys.tickets, "g", name, budget_s=5)
+
+
+def test_each_entry_goes_to_one_consumer_and_stays_pending_until_acknowledged(
+    client: redis.Redis, keys: Keys
+) -> None:
+    a, b = consumer(client, keys, "a"), consumer(client, keys, "b")
+    for text in "wxyz":
+        append(client, keys.tickets, event(text))
+    first, rest = a.read(2, 0.1), b.read(10, 0.1)
+    assert (texts(first), texts(rest)) == (["w", "x"], ["y", "z"])
+    assert client.xpending(keys.tickets, "g")["pending"] == 4
+    a.ack([entry.id for entry in first])
+    assert client.xpending(keys.tickets, "g")["pending"] == 2
+    assert client.xlen(keys.tickets) == 2
+    assert a.read(10, 0.05) == []
+
+
+def test_a_restarted_consumer_finds_its_pending_entries_again(client: redis.Redis, keys: Keys) -> None:
+    append(client, keys.tickets, event("w"))
+    assert texts(consumer(client, keys).read(5, 0.1)) == ["w"]
+    again = consumer(client, keys)
+    assert texts(again.read(5, 0.1)) == ["w"]
+    assert again.read(5, 0.05) == []
+
+
+def test_heartbeats_keep_entries_and_silence_loses_them(client: redis.Redis, keys: Keys) -> None:
+    a, b = consumer(client, keys, "a"), consumer(client, keys, "b")
+    append(client, keys.tickets, event("w"))
+    (entry,) = a.read(1, 0.1)
+    time.sleep(0.3)
+    a.refresh([entry.id])
+    assert b.claim_stale(0.2, 10) == []
+    delivered = client.xpending_range(keys.tickets, "g", "-", "+", 1)[0]["times_delivered"]
+    assert delivered == 1  # a heartbeat is not a delivery
+    time.sleep(0.3)
+    assert texts(b.claim_stale(0.2, 10)) == ["w"]
+    assert b.claim_stale(0.0, 10) == []  # held already
+
+
+def test_a_lost_group_comes_back(client: redis.Redis, keys: Keys) -> None:
+    a = consumer(client, keys)
+    client.delete(keys.tickets)
+    assert a.read(1, 0.05) == []
+    append(client, keys.tickets, event("w"))
+    assert texts(a.read(1, 0.1)) == ["w"]
+
+
+def test_deleted_entries_are_not_handed_out(client: redis.Redis, keys: Keys) -> None:
+    a = consumer(client, keys)
+    ids = [append(client, keys.tickets, event(text)) for text in "wx"]
+    assert len(a.read(5, 0.1)) == 2
+    client.xdel(keys.tickets, ids[0])
+    assert texts(consumer(client, keys).read(5, 0.1)) == ["x"]
+
+
+def test_tail_sees_everything_from_its_position(client: redis.Redis, keys: Keys) -> None:
+    append(client, keys.events, event("w"))
+    tail = Tail(client, keys.events)
+    assert texts(tail.read(block_s=None)) == ["w"]
+    assert tail.read(block_s=None) == []
+    append(client, keys.events, event("x"))
+    assert texts(tail.read(block_s=0.1)) == ["x"]
+
+
+def test_a_blocking_read_ends_before_the_socket_times_out(redis_server: EmbeddedRedis, keys: Keys) -> None:
+    client = connect(redis_server.url, socket_timeout_s=1.0)
+    began = time.monotonic()
+    assert consumer(client, keys).read(1, block_s=30) == []
+    assert time.monotonic() - began < 0.9
+    client.close()
+
+
+def test_wrong_password_and_no_server(redis_server: EmbeddedRedis) -> None:
+    with pytest.raises(RedisRefused, match="check the user and password") as caught:
+        connect(redis_server.url.replace(redis_server.password, "wrong"))
+    assert "wrong" not in str(caught.value)
+    with pytest.raises(RedisUnavailable, match=r"within 0\.3 s"):
+        connect("redis://:x@127.0.0.1:1/0", wait_s=0.3)
+    with pytest.raises(RedisRefused, match=r"expected redis://"):
+        connect("http://localhost")
+
+
+def test_a_full_server_stalls_the_writer_and_loses_nothing(keys: Keys) -> None:
+    with EmbeddedRedis(maxmemory_mib=64) as server:
+        client = connect(server.url)
+        client.set("fill", b"x" * (30 << 20))
+        client.config_set("maxmemory", client.info("memory")["used_memory"] + (1 << 20))
+        client.set("more", b"y" * (2 << 20))
+        with pytest.raises(RedisUnavailable, match="no success within"):
+            append(client, keys.events, event("w"), budget_s=0.5)
+        threading.Timer(0.5, lambda: connect(server.url).delete("fill", "more")).start()
+        append(client, keys.events, event("x"), budget_s=10)
+        assert texts(Tail(client, keys.events).read(block_s=None)) == ["x"]
+        client.close()
+
+
+def test_a_cut_connection_loses_and_repeats_nothing(
+    redis_server: EmbeddedRedis, client: redis.Redis, keys: Keys
+) -> None:
+    other = connect(redis_server.url)
+    a = Consumer(other, keys.tickets, "g", "a", budget_s=5)
+    got: list[str] = []
+    for number in range(30):
+        append(client, keys.tickets, event(str(number)))
+        if number % 3 == 0:
+            client.client_kill_filter(_type="normal", skipme=True)
+        entries = a.read(10, 0.05)
+        got += texts(entries)
+        a.ack([entry.id for entry in entries])
+    while len(got) < 30:
+        entries = a.read(10, 0.5)
+        assert entries
+        got += texts(entries)
+    assert got == [str(n) for n in range(30)]
+    other.close()
+
+
+def test_other_errors_are_not_retried(client: redis.Redis) -> None:
+    client.set("text", "x")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        retrying(lambda: client.xlen("text"), budget_s=5, what="test")

@@ -1,0 +1,129 @@
+"""Strict configuration: what is refused, and what the message says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from leeway.config import RunConfig
+from leeway.config_load import ConfigError, build_config, dump_config, load_config, parse_yaml
+
+BASE = {"task": {"kind": "digits"}}
+
+
+def problem(**sections: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        build_config({**BASE, **sections})
+    return str(caught.value)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text("task: {kind: digits}\nsync: {max_age: 8}\ntrainer: {learning_rate: 1e-5}\n")
+    return path
+
+
+def test_unknown_key_names_the_path_and_a_guess() -> None:
+    assert "sync.max_aeg: unknown key (value 3); did you mean 'max_age'?" in problem(sync={"max_aeg": 3})
+    assert "allowed: name, seed, model" in problem(sink={})
+
+
+def test_wrong_type_names_path_and_value() -> None:
+    assert "trainer.steps: got '20' (str)" in problem(trainer={"steps": "20"})
+    assert "sync.max_lead: got -1" in problem(sync={"max_lead": -1})
+    assert "trainer.zero_stage: got 4" in problem(trainer={"zero_stage": 4})
+
+
+def test_missing_section() -> None:
+    with pytest.raises(ConfigError, match="task: required"):
+        build_config({})
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"sampling": {"top_p": 0.9}}, "top_k between 1 and head_tokens"),
+        ({"sampling": {"top_k": 100}}, "whole support"),
+        ({"sampling": {"max_new_tokens": 512}}, "must be below model.max_length=512"),
+        ({"sampling": {"head_tokens": 0}}, "needs the head"),
+        ({"correction": {"advantage": "rloo"}, "batch": {"group_size": 1}}, "group_size >= 2"),
+        ({"correction": {"clamp_low": 2.0, "clamp_high": 1.0}}, "must be below clamp_high"),
+        ({"correction": {"method": "dcl"}}, "did you mean 'dlc'"),
+        ({"sync": {"ticket_idle_s": 1.0}}, "three heartbeats"),
+        ({"batch": {"prompts": 1, "group_size": 1}, "trainer": {"ranks": 2}}, "trainer.ranks=2"),
+        ({"task": {"kind": "jsonl"}}, "task.path is required"),
+        ({"task": {"kind": "reasoning_gym"}}, "task.name is required"),
+        ({"name": "Bad Name"}, "name: got 'Bad Name'"),
+    ],
+)
+def test_impossible_combinations(sections: dict[str, object], words: str) -> None:
+    assert words in problem(**sections)
+
+
+def test_several_problems_are_all_named() -> None:
+    text = problem(sync={"x": 1}, trainer={"steps": 0})
+    assert "sync.x" in text
+    assert "trainer.steps" in text
+
+
+def test_order_file_environment_set(file: Path) -> None:
+    assert load_config(file, environ={}).sync.max_age == 8
+    env = {"LEEWAY_SYNC__MAX_AGE": "5", "LEEWAY_SEED": "3", "OTHER": "x"}
+    config = load_config(file, environ=env)
+    assert (config.sync.max_age, config.seed) == (5, 3)
+    assert load_config(file, ["sync.max_age=2"], environ=env).sync.max_age == 2
+    assert load_config(file, ["sync.max_age=null"], environ={}).sync.max_age is None
+
+
+def test_exponent_without_a_dot_is_a_number(file: Path) -> None:
+    assert load_config(file, environ={}).trainer.learning_rate == 1e-5
+    assert parse_yaml("1e-5", "x") == 1e-5
+    assert parse_yaml("e5", "x") == "e5"
+
+
+def test_bad_sources(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="LEEWAY_SINK__X"):
+        load_config(file, environ={"LEEWAY_SINK__X": "1"})
+    with pytest.raises(ConfigError, match=r"--set sync: expected section\.key=value"):
+        load_config(file, ["sync"], environ={})
+    with pytest.raises(ConfigError, match="is a value, not a section"):
+        load_config(file, ["seed.x=1"], environ={}) if file.write_text("seed: 1\n") else None
+    with pytest.raises(ConfigError, match="No such file"):
+        load_config(tmp_path / "none.yaml", environ={})
+    file.write_text("a: [1\n")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_config(file, environ={})
+    file.write_text("task: {kind: digits}\ntask: {kind: digits}\n")
+    with pytest.raises(ConfigError, match="stands twice"):
+        load_config(file, environ={})
+    file.write_text("- 1\n")
+    with pytest.raises(ConfigError, match="expected sections"):
+        load_config(file, environ={})
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_config(file, environ={})
+
+
+def test_dump_is_loadable_and_hides_passwords(tmp_path: Path) -> None:
+    config = build_config({**BASE, "redis": {"url": "redis://:s3cret@h:1/0"}})
+    text = dump_config(config)
+    assert "s3cret" not in text
+    assert "redis://:***@h:1/0" in text
+    path = tmp_path / "again.yaml"
+    path.write_text(dump_config(config, redact=False))
+    assert load_config(path, environ={}) == config
+
+
+def test_a_config_cannot_change() -> None:
+    config = build_config(BASE)
+    with pytest.raises(ValidationError):
+        config.seed = 1  # type: ignore[misc]
+
+
+def test_schema_is_closed_everywhere() -> None:
+    schema = RunConfig.model_json_schema()
+    objects = [schema, *schema["$defs"].values()]
+    assert all(part["additionalProperties"] is False for part in objects)
