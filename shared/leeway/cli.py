@@ -24,7 +24,9 @@ app.add_typer(config_app, name="config")
 
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set one value, for example --set sync.max_age=4. Repeatable."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Set one value, for example --set sync.max_age=4. Repeatable."
+    ),
 ]
 
 
@@ -47,13 +49,17 @@ def _root(
 
 @app.command()
 def run(
-    config: Annotated[Path | None, typer.Argument(help="YAML file of the run; optional with --resume.")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="YAML file of the run; optional with --resume.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps (trainer.steps).")] = None,
     samplers: Annotated[int | None, typer.Option(help="Sampler processes (sampler.replicas).")] = None,
     model: Annotated[str | None, typer.Option(help="Model name, directory or hub id (model.name).")] = None,
     out: Annotated[Path | None, typer.Option(help="Output directory; default runs/<name>-<time>.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this directory.")] = None,
-    redis: Annotated[str | None, typer.Option(help="Use this server instead of one of the run's own.")] = None,
+    redis: Annotated[
+        str | None, typer.Option(help="Use this server instead of one of the run's own.")
+    ] = None,
     sets: Sets = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print steps and the summary as JSON lines.")

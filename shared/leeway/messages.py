@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -290,7 +290,7 @@ def decode(cls: type[M], fields: Mapping[bytes, bytes]) -> M:
             got = "nothing" if data is None else f"{len(data)} bytes"
             raise MessageError(f"{kind}: array {name}: {got}, expected a multiple of {dtype}")
         arrays[name] = np.frombuffer(data, dtype=dtype)
-    message = cls(header=header, **arrays)
+    message = cls(header=cast(Any, header), **arrays)
     message.check()
     return message
 

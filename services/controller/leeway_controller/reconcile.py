@@ -157,7 +157,9 @@ class Controller:
         self.reports.forget([entry.id])
 
     def _decide(self, report: Any) -> Decision:
-        manual = bool(self._retry(lambda: self.client.hexists(self.keys.state, MANUAL_FIELD), "reading state"))
+        manual = bool(
+            self._retry(lambda: self.client.hexists(self.keys.state, MANUAL_FIELD), "reading state")
+        )
         decision = decide(report, self.config.sync, self.config.trainer.steps, manual)
         if decision.reason:
             log.info("step %d: resync (%s)", report.step, decision.reason)
@@ -175,6 +177,9 @@ class Controller:
         raw = self._retry(lambda: self.client.hgetall(self.keys.samplers), "reading samplers")
         return [SamplerStatus.model_validate_json(value) for value in raw.values()]
 
+    def _remove(self, sampler: str) -> None:
+        self._retry(lambda: self.client.hdel(self.keys.samplers, sampler), "removing a sampler")
+
     def _watch_samplers(self) -> None:
         live, silent = live_samplers(self.statuses(), now(), self.config.sync.ticket_idle_s)
         for status in silent:
@@ -185,7 +190,7 @@ class Controller:
                 f"({status.inflight} responses in flight); its tickets go to other samplers",
                 sampler=status.sampler,
             )
-            self._retry(lambda s=status: self.client.hdel(self.keys.samplers, s.sampler), "removing a sampler")
+            self._remove(status.sampler)
             self.seen.discard(status.sampler)
         for status in live:
             if status.sampler not in self.seen:
@@ -232,7 +237,8 @@ class Controller:
             return
         state = self.state
         names = ", ".join(
-            f"{s.sampler} (version {s.version}, {s.inflight} in flight, heartbeat {now() - s.heartbeat:.0f} s ago)"
+            f"{s.sampler} (version {s.version}, {s.inflight} in flight, "
+            f"heartbeat {now() - s.heartbeat:.0f} s ago)"
             for s in self.statuses()
         )
         awaited = (
@@ -244,4 +250,6 @@ class Controller:
             if state.pending is not None
             else f"the report of step {state.next_step}"
         )
-        raise StalledError(f"no progress for {stalled:.0f} s: waiting for {awaited}; samplers: {names or 'none'}")
+        raise StalledError(
+            f"no progress for {stalled:.0f} s: waiting for {awaited}; samplers: {names or 'none'}"
+        )

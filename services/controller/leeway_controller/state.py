@@ -1,9 +1,9 @@
 """What the controller knows, and how each message changes it: pure transitions.
 
-    started ------> pending = its version, nothing issued
-    manifest -----> pending = the newer version, issuing stops
-    attested -----> current = pending, unfinished batches are issued again under it
-    step ---------> verdict; on resync issuing stops until the new version is current
+started ------> pending = its version, nothing issued
+manifest -----> pending = the newer version, issuing stops
+attested -----> current = pending, unfinished batches are issued again under it
+step ---------> verdict; on resync issuing stops until the new version is current
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def live_samplers(
     statuses: Iterable[SamplerStatus], at: float, silence_s: float
 ) -> tuple[list[SamplerStatus], list[SamplerStatus]]:
     """(live, silent) by the age of the last heartbeat at Unix time `at`."""
-    live, silent = [], []
+    live: list[SamplerStatus] = []
+    silent: list[SamplerStatus] = []
     for status in statuses:
         (live if at - status.heartbeat <= silence_s else silent).append(status)
     return live, silent

@@ -11,8 +11,9 @@ NAMES = ("grpo", "dr_grpo", "rloo")
 def advantages(rewards: Tensor, kind: str = "grpo", std_floor: float = 1e-4) -> Tensor:
     """Advantages [groups, group_size] from rewards of the same shape (float64 inside, input type out).
 
-    grpo (arXiv 2402.03300): (R - mean) / (std + 1e-6), sample std; a group whose std is below `std_floor` gets 0
-    (its spread is float residue, which the division would blow up). dr_grpo (arXiv 2503.20783): R - mean.
+    grpo (arXiv 2402.03300): (R - mean) / (std + 1e-6), sample std; a group whose std is below `std_floor`
+    gets 0 (its spread is float residue, which the division would blow up).
+    dr_grpo (arXiv 2503.20783): R - mean.
     rloo (arXiv 2402.14740): R - mean of the others. A group of one gets 0 (rloo: ValueError).
     Raises ValueError for a reward that is not finite or an unknown kind.
     """

@@ -62,7 +62,7 @@ class TokenBatch:
         return None not in (self.head_logp_mu, self.head_logp, self.head_logp_sync)
 
     def without_untrained(self) -> TokenBatch:
-        """The batch with 0 for every log-probability and advantage outside `mask`, where nothing is promised."""
+        """The batch with 0 for every number outside `mask`, where nothing is promised."""
         changed = {}
         for field in fields(self):
             value = getattr(self, field.name)

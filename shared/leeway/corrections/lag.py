@@ -1,4 +1,4 @@
-"""Effective sample size of the lag ratio, its Gaussian prediction, and the step's lag and discrepancy metrics.
+"""Effective sample size of the lag ratio, its Gaussian prediction, and a step's lag and discrepancy.
 
 Always from raw ratios: a clipped ratio hides exactly what ESS is to show.
 """
@@ -65,7 +65,7 @@ def tail_factor(ess_share: float, var: float) -> float:
 
 
 def k3(log_ratio: Tensor) -> Tensor:
-    """r - 1 - log r with r = exp(log_ratio): estimates KL(p || q) >= 0 from x ~ p, log_ratio = log q - log p."""
+    """r - 1 - log r, r = exp(log_ratio): its mean over x ~ p is KL(p || q) when log_ratio = log q - log p."""
     return torch.expm1(log_ratio) - log_ratio
 
 

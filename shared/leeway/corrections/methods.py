@@ -150,8 +150,8 @@ METHODS: dict[str, Method] = {
 def surrogate_loss(method: str, batch: TokenBatch, config: CorrectionConfig) -> tuple[Tensor, Metrics]:
     """The loss to minimise (scalar) and metrics (token means) of a method on a batch.
 
-    Partial batches add up: the sum of the losses of all micro-batches and ranks is the loss of the global batch.
-    Raises ValueError for an unknown method, KeyError never.
+    Partial batches add up: the losses of all micro-batches and ranks sum to the loss of the global batch.
+    Raises ValueError for an unknown method.
     """
     if method not in METHODS:
         raise ValueError(f"correction.method {method!r}: expected one of {', '.join(METHODS)}")

@@ -108,8 +108,8 @@ def centre_surrogate(batch: TokenBatch, coefficients: Tensor, mask: Tensor) -> T
 def aggregate(per_token: Tensor, batch: TokenBatch, mode: str) -> Tensor:
     """Sum of `per_token` [N] under the denominators of the global batch.
 
-    token-mean: / tokens; seq-mean-token-mean: mean in a response, then / responses; seq-mean-token-sum: / responses;
-    constant: / (responses x longest allowed response).
+    token-mean: / tokens; seq-mean-token-mean: mean in a response, then / responses;
+    seq-mean-token-sum: / responses; constant: / (responses x longest allowed response).
     """
     per_token = masked(per_token, batch.mask)
     counts = batch.denominators

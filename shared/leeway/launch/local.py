@@ -1,9 +1,9 @@
 """`leeway run`: all services of a run as processes of this machine.
 
-    prepare    check the task, the server and the ports; build or find the model
-    start      Redis, controller, trainer, samplers
-    watch      reports and verdicts into metrics.jsonl and the table; restart what may be restarted
-    stop       samplers drain; whatever is left is killed; summary.json is written in every case
+prepare    check the task, the server and the ports; build or find the model
+start      Redis, controller, trainer, samplers
+watch      reports and verdicts into metrics.jsonl and the table; restart what may be restarted
+stop       samplers drain; whatever is left is killed; summary.json is written in every case
 """
 
 from __future__ import annotations
@@ -69,9 +69,7 @@ def check_out(out: Path, resume: bool) -> None:
     if resume and not (out / "checkpoints" / "latest").exists():
         raise UsageError(f"--resume {out}: no checkpoint there ({out}/checkpoints/latest is missing)")
     if not resume and (out / "metrics.jsonl").exists():
-        raise UsageError(
-            f"{out} holds a run already: give another --out, or go on with it by --resume {out}"
-        )
+        raise UsageError(f"{out} holds a run already: give another --out, or go on with it by --resume {out}")
 
 
 def check_ports(config: RunConfig) -> None:
@@ -145,7 +143,7 @@ class LocalRun:
             signal.signal(number, handler)
         return Result(summary, self.out, code)
 
-    # -- prepare and start -------------------------------------------------------------------------------------
+    # -- prepare and start ------------------------------------------------------------
 
     def _run(self, stack: ExitStack) -> None:
         from leeway.models import prepare_model
@@ -183,7 +181,14 @@ class LocalRun:
                 self.view.note(f"the keys of {self.run_id} were left on the server: {exc}")
 
     def _start_services(self, url: str, model: Path) -> None:
-        common = ["--config", str(self.out / "config.yaml"), "--run", self.run_id, "--redis", f"env:{REDIS_ENV}"]
+        common = [
+            "--config",
+            str(self.out / "config.yaml"),
+            "--run",
+            self.run_id,
+            "--redis",
+            f"env:{REDIS_ENV}",
+        ]
         common += ["--model", str(model)]
         env = {REDIS_ENV: url, "TOKENIZERS_PARALLELISM": "false"}
         python = [sys.executable, "-m"]
@@ -217,7 +222,7 @@ class LocalRun:
         self.services.append(service)
         return service
 
-    # -- watch ---------------------------------------------------------------------------------------------------
+    # -- watch ------------------------------------------------------------------------
 
     def _watch(self) -> None:
         """Until trainer and controller are done. Raises RunFailed, StalledError or Interrupted."""
@@ -280,7 +285,9 @@ class LocalRun:
 
     def _fail(self, service: Service, code: int, hint: str = "") -> None:
         tail = service.log_tail()
-        message = f"{service.name} ended ({describe_exit(code)}); the end of {service.log_path}:\n{tail}{hint}"
+        message = (
+            f"{service.name} ended ({describe_exit(code)}); the end of {service.log_path}:\n{tail}{hint}"
+        )
         if code == EXIT_STALLED:
             raise StalledError(message)
         raise RunFailed(message, EXIT_USAGE if code == EXIT_USAGE else 1)

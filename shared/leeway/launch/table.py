@@ -105,7 +105,9 @@ class PlainView:
 
     def row(self, row: Row) -> None:
         cells = (f"{title} {cell(row, metric, form)}" for title, metric, form in COLUMNS[1:])
-        print(f"step {row['step'] + 1}/{self.steps}  " + "  ".join(cells) + f"  {verdict_text(row)}", flush=True)
+        print(
+            f"step {row['step'] + 1}/{self.steps}  " + "  ".join(cells) + f"  {verdict_text(row)}", flush=True
+        )
 
     def close(self) -> None:
         return

@@ -94,7 +94,9 @@ def test_decide_needs_its_metrics() -> None:
     good = {"lag/ess_tok": 0.4, "lag/ess_seq": 0.9, "lag/clip_fraction": 0.0}
     assert decide(report("step", 0, 0, 1, **good), SyncConfig(), 10, False).reason == "ess"
     with pytest.raises(PolicyError, match="lag/ess_seq is None"):
-        decide(report("step", 0, 0, 1, **{"lag/ess_tok": 0.4, "lag/clip_fraction": 0.0}), SyncConfig(), 10, False)
+        decide(
+            report("step", 0, 0, 1, **{"lag/ess_tok": 0.4, "lag/clip_fraction": 0.0}), SyncConfig(), 10, False
+        )
 
 
 @given(st.data())

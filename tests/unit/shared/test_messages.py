@@ -123,7 +123,9 @@ def test_unknown_fields_versions_and_kinds_are_refused() -> None:
 
 
 def test_metrics_that_are_not_finite_survive_a_report() -> None:
-    report = Report(ReportHeader(event="step", epoch=0, step=1, version=1, metrics={"a": float("inf"), "b": None}))
+    report = Report(
+        ReportHeader(event="step", epoch=0, step=1, version=1, metrics={"a": float("inf"), "b": None})
+    )
     again = decode(Report, encode(report)).header
     assert again.metrics == {"a": float("inf"), "b": None}
 
