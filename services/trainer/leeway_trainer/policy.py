@@ -126,6 +126,7 @@ class Policy:
             config=deepspeed_config(config, ranks.size),
         )
         self.model = model
+        self.vocabulary = int(model.lm.config.get_text_config().vocab_size)
         self._bad_loss: float | None = None
 
     def forward(self, batch: MicroBatch, *, last: bool) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,11 @@ class Ranks:
         """True on the rank that does the input and output."""
         return self.rank == 0
 
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.size > 1:
+            dist.barrier(group=self.control)
+
     def share_int(self, value: int) -> int:
         """Rank 0's value, on every rank."""
         tensor = torch.tensor([value], dtype=torch.int64)

@@ -1,0 +1,165 @@
+"""Rank 0's side of the streams: rollouts in, reports out, verdicts in.
+
+read rollouts -> wrong version or epoch, or a second answer -> acknowledged at once (their effect is:
+none)
+              -> held in the assembler -> batch taken -> trained -> durable -> acknowledged and deleted
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import redis
+
+from leeway.config import RunConfig
+from leeway.errors import LeewayError, StalledError
+from leeway.messages import (
+    Event,
+    EventHeader,
+    Report,
+    ReportHeader,
+    Rollout,
+    Slot,
+    Verdict,
+    VerdictHeader,
+    decode,
+)
+from leeway.streams import ROLLOUTS_GROUP, Consumer, Keys, Tail, append
+from leeway_trainer.assemble import Admission, BatchAssembler, describe_slots
+
+log = logging.getLogger(__name__)
+POLL_S = 0.25
+"""Longest single wait, so that signals and late verdicts are seen."""
+NOTE_EVERY_S = 10.0
+READ_COUNT = 64
+CONSUMER = "trainer"
+
+
+class Feed:
+    """Streams of one run epoch. `version` is what samplers are to use; `next_batch` the first batch
+    wanted.
+    """
+
+    def __init__(
+        self, client: redis.Redis, keys: Keys, config: RunConfig, *, epoch: int, version: int, next_batch: int
+    ) -> None:
+        self.client, self.keys, self.config, self.epoch = client, keys, config, epoch
+        self.budget_s = config.redis.reconnect_s
+        self.assembler = BatchAssembler(
+            config.batch.prompts, config.batch.group_size, epoch=epoch, version=version, batch=next_batch
+        )
+        self.verdicts = Verdicts(client, keys, epoch, self.budget_s)
+        self.tokens_voided = 0
+        self._rollouts = Consumer(client, keys.rollouts, ROLLOUTS_GROUP, CONSUMER, budget_s=self.budget_s)
+        self._entry_of: dict[Slot, bytes] = {}
+        self._trained: list[bytes] = []
+
+    def wait(self, wake: Callable[[], bool], first: bool = False) -> bool:
+        """Wait until the current batch is complete (True) or `wake` says to look elsewhere (False).
+
+        Raises StalledError, naming the empty slots, when no rollout arrives for sync.stall_timeout_s (for the
+        first batch: for as long as samplers may take to start).
+        """
+        limit = self.config.sync.stall_timeout_s
+        if first:
+            limit = max(limit, self.config.sampler.start_timeout_s)
+        progress = noted = time.monotonic()
+        while not self.assembler.complete():
+            if wake():
+                return False
+            if self._read():
+                progress = time.monotonic()
+            now = time.monotonic()
+            if now - progress > limit:
+                raise StalledError(
+                    f"no rollout arrived for {limit:g} s (version {self.assembler.version}, "
+                    f"epoch {self.epoch}); awaited: {describe_slots(self.assembler.awaited())}"
+                )
+            if now - noted > NOTE_EVERY_S:
+                noted = now
+                log.info("waiting for rollouts: %s", describe_slots(self.assembler.awaited()))
+        return True
+
+    def take(self) -> list[Rollout]:
+        """The complete current batch in slot order; its entries stay pending until `durable`."""
+        rollouts = self.assembler.take()
+        self._trained += [self._entry_of.pop(r.header.slot) for r in rollouts]
+        return rollouts
+
+    def durable(self) -> None:
+        """Everything that was trained is in a checkpoint: acknowledge and delete it."""
+        self._rollouts.ack(self._trained)
+        self._trained = []
+
+    def renew(self, version: int) -> None:
+        """From now on only `version` is accepted; what is held of the old one is void."""
+        void = self.assembler.renew(version)
+        self.tokens_voided += sum(int(r.response_ids.size) for r in void)
+        self._rollouts.ack([self._entry_of.pop(r.header.slot) for r in void])
+
+    def report(self, header: ReportHeader) -> None:
+        """Write a report."""
+        append(self.client, self.keys.reports, Report(header), budget_s=self.budget_s)
+
+    def _read(self) -> int:
+        # Number of rollouts that filled a slot.
+        entries = self._rollouts.read(READ_COUNT, POLL_S)
+        filled, useless = 0, []
+        for entry in entries:
+            rollout = decode(Rollout, entry.fields)
+            admission = self.assembler.add(rollout)
+            if admission in (Admission.ACCEPTED, Admission.FUTURE):
+                self._entry_of[rollout.header.slot] = entry.id
+                filled += 1
+                continue
+            useless.append(entry.id)
+            if admission is Admission.VOID:
+                self.tokens_voided += int(rollout.response_ids.size)
+            log.debug("rollout %s is %s", rollout.header.ticket_id, admission.value)
+        self._rollouts.ack(useless)
+        return filled
+
+
+class Verdicts:
+    """The controller's verdicts on this epoch's steps, also those that come late."""
+
+    def __init__(self, client: redis.Redis, keys: Keys, epoch: int, budget_s: float) -> None:
+        self._tail = Tail(client, keys.verdicts, budget_s=budget_s)
+        self._epoch = epoch
+        self._known: dict[int, VerdictHeader] = {}
+
+    def poll(self, block_s: float | None = None) -> None:
+        """Read what is there, waiting up to block_s."""
+        for entry in self._tail.read(block_s=block_s):
+            header = decode(Verdict, entry.fields).header
+            if header.epoch == self._epoch:
+                self._known[header.step] = header
+
+    def wait(self, step: int, budget_s: float, wake: Callable[[], bool]) -> VerdictHeader | None:
+        """The verdict on `step`, or None after budget_s or when `wake` says to look elsewhere."""
+        deadline = time.monotonic() + budget_s
+        while step not in self._known and not wake():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            self.poll(min(left, POLL_S))
+        return self._known.get(step)
+
+    def resync_since(self, step: int) -> VerdictHeader | None:
+        """A resync that was asked for after a step from `step` on; earlier ones are answered by newer
+        weights.
+        """
+        due = [v for s, v in sorted(self._known.items()) if s >= step and v.action == "resync"]
+        return due[-1] if due else None
+
+
+def report_failure(client: redis.Redis, keys: Keys, error: BaseException) -> None:
+    """Write a `failed` event; the process is about to end, so a lost server is not waited for."""
+    text = f"{type(error).__name__}: {error}" if not isinstance(error, LeewayError) else str(error)
+    header = EventHeader(level="error", source="trainer", name="failed", text=text)
+    try:
+        append(client, keys.events, Event(header), maxlen=10_000, budget_s=2.0)
+    except LeewayError as lost:
+        log.error("the failure could not be reported: %s", lost)

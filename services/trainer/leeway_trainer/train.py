@@ -1,0 +1,311 @@
+"""The trainer's loop.
+
+start      a new run epoch; load or resume; publish the weights in full; report `started`
+each step  assemble batch k -> theta_s scores it, theta trains on it with the correction -> report
+           -> verdict (or our own, when none comes in time) -> on resync: publish version + 1
+           -> every n steps: checkpoint, then acknowledge what it contains
+end        last checkpoint, model in Hugging Face format, report `finished`
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import redis
+
+from leeway.config import RunConfig
+from leeway.errors import EXIT_INTERRUPTED, LeewayError
+from leeway.messages import ReportHeader, Rollout, pack, unpack
+from leeway.resync import SyncFacts, decide_resync
+from leeway.streams import Keys, retrying
+from leeway.weights import free_versions, publish_weights
+from leeway_trainer.checkpoint import (
+    TrainState,
+    export_model,
+    find_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from leeway_trainer.feed import Feed
+from leeway_trainer.model import DTYPES, load_policy_model
+from leeway_trainer.policy import Policy
+from leeway_trainer.ranks import Ranks
+from leeway_trainer.snapshot import Snapshot, wire_tensors
+from leeway_trainer.step import Metrics, train_step
+
+log = logging.getLogger(__name__)
+EPOCH_FIELD = "epoch"
+STOP, TRAIN, RESYNC = 0, 1, 2
+
+
+class StoppedError(LeewayError):
+    """SIGTERM or Ctrl-C: the step in hand is abandoned."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a trainer runs: model directory, output directory, and (rank 0 only) the run's Redis."""
+
+    model: str
+    out: Path
+    keys: Keys
+    client: redis.Redis | None
+    resume: Path | None = None
+
+
+class Trainer:
+    """One run epoch of the trainer. All ranks run the same code; rank 0 alone has a `feed`."""
+
+    def __init__(self, config: RunConfig, ranks: Ranks, place: Place) -> None:
+        self.config, self.ranks, self.place = config, ranks, place
+        self.stopping = False
+        model = load_policy_model(
+            place.model,
+            dtype=DTYPES[config.trainer.dtype],
+            chunk_tokens=config.trainer.logits_chunk_tokens,
+            trust_remote_code=config.model.trust_remote_code,
+        )
+        self.snapshot = Snapshot(copy.deepcopy(model), config.trainer, ranks)
+        self.policy = Policy(model, config.trainer, ranks)
+        self.next_batch, self.version = 0, 0
+        last_epoch = -1
+        if place.resume is not None:
+            state = load_checkpoint(find_checkpoint(place.resume), self.policy)
+            # The samplers' weights of the checkpoint's version are gone; theta gets a number of its own.
+            self.next_batch, self.version, last_epoch = state.next_batch, state.version + 1, state.epoch
+        self.published_at = self.first_batch = self.next_batch
+        self.epoch = ranks.share_int(self._new_epoch(last_epoch))
+        self.feed = self._feed()
+        self.times: Metrics = {}
+        self.mark = time.monotonic()
+
+    # -- the loop --------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train until trainer.steps. Raises StoppedError, StalledError, NonFiniteError and other
+        LeewayErrors.
+        """
+        self.publish()
+        self._report("started", self.next_batch)
+        while self.next_batch < self.config.trainer.steps:
+            step = self.next_batch
+            rollouts = self.next_rollouts()
+            metrics = train_step(self.policy, self.snapshot, rollouts, self.config, step, self._pause)
+            self.next_batch = step + 1
+            self._report("step", step, self._with_times(metrics, step))
+            if self.resync_wanted(metrics, step):
+                self.resync()
+            self.checkpoint_if_due()
+        self.finish()
+
+    def next_rollouts(self) -> list[Rollout]:
+        """Batch `next_batch` in full, on every rank; resyncs that are asked for meanwhile are done."""
+        started, published_s = time.monotonic(), self.times.get("time/publish_s", 0.0)
+        while True:
+            command = self.ranks.share_int(self._next_command())
+            if command == STOP:
+                raise StoppedError("the trainer was told to stop while waiting for rollouts")
+            if command == RESYNC:
+                self.resync()
+                continue
+            rollouts = self.feed.take() if self.feed else []
+            if self.ranks.size > 1:
+                rollouts = unpack(self.ranks.share_bytes(pack(rollouts)))
+            published_s -= self.times.get("time/publish_s", 0.0)
+            self.times["time/wait_s"] = time.monotonic() - started + published_s
+            return rollouts
+
+    def resync_wanted(self, metrics: Metrics, step: int) -> bool:
+        """The controller's verdict on `step`; without one in time, the same policy applied here."""
+        wanted = False
+        if self.feed and step + 1 < self.config.trainer.steps:
+            started = time.monotonic()
+            verdict = self.feed.verdicts.wait(step, self.config.sync.verdict_timeout_s, self._stop_asked)
+            self.times["time/verdict_s"] = time.monotonic() - started
+            if verdict is not None:
+                wanted = self.feed.verdicts.resync_since(self.published_at) is not None
+            else:
+                wanted = decide_resync(self._facts(metrics, step), self.config.sync).reason is not None
+                self.times["verdict/self"] = 1.0
+                log.warning("step %d: no verdict in time, decided alone: resync=%s", step, wanted)
+        return bool(self.ranks.share_int(int(wanted)))
+
+    def resync(self) -> None:
+        """Publish the current weights as the next version; they become theta_s."""
+        self.version += 1
+        self.published_at = self.next_batch
+        self.publish()
+        if self.feed:
+            self.feed.renew(self.version)
+
+    def publish(self) -> None:
+        """Send theta in full as `version`, and hold the same numbers as theta_s. Called by all ranks."""
+        started = time.monotonic()
+        wire = self.config.weights.dtype
+        tensors = self.snapshot.take(wire_tensors(self.policy, DTYPES[wire], step=self.next_batch))
+        client = self.place.client
+        if client is not None:
+            manifest = publish_weights(
+                client,
+                self.place.keys,
+                epoch=self.epoch,
+                version=self.version,
+                step=self.next_batch,
+                tensors=tensors,
+                wire_dtype=wire,
+                chunk_bytes=self.config.weights.chunk_bytes,
+                budget_s=self.config.redis.reconnect_s,
+            )
+            # A sampler may still be reading the version before this one.
+            free_versions(client, self.place.keys, below=self.version - 1)
+            log.info("published version %d (%d bytes)", self.version, manifest.nbytes)
+        else:
+            for _ in tensors:
+                pass
+        self.times["time/publish_s"] = self.times.get("time/publish_s", 0.0) + time.monotonic() - started
+
+    def checkpoint_if_due(self) -> None:
+        """Checkpoint every trainer.checkpoint_every steps; acknowledge what is durable."""
+        every = self.config.trainer.checkpoint_every
+        if every and self.next_batch % every == 0:
+            self.checkpoint()
+        elif not every and self.feed:
+            self.feed.durable()
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint, then acknowledge the rollouts that it contains. Called by all ranks."""
+        started = time.monotonic()
+        trainer = self.config.trainer
+        state = TrainState(
+            next_batch=self.next_batch,
+            version=self.version,
+            published_at=self.published_at,
+            epoch=self.epoch,
+            ranks=self.ranks.size,
+            zero_stage=trainer.zero_stage,
+            dtype=trainer.dtype,
+            model=self.config.model.name,
+        )
+        path = save_checkpoint(self.place.out / "checkpoints", self.policy, state, trainer.keep_checkpoints)
+        if self.feed:
+            self.feed.durable()
+        self.times["time/checkpoint_s"] = time.monotonic() - started
+        log.info("checkpoint %s", path)
+
+    def finish(self) -> None:
+        """The last checkpoint (unless it was just written), the model, the report."""
+        every = self.config.trainer.checkpoint_every
+        if not every or self.next_batch % every:
+            self.checkpoint()
+        if self.config.output.save_model:
+            export_model(
+                self.place.out / "model",
+                self.policy,
+                self.place.model,
+                step=self.next_batch,
+                trust_remote_code=self.config.model.trust_remote_code,
+            )
+        self._report("finished", self.next_batch)
+
+    # -- parts -----------------------------------------------------------------------------------------
+
+    def _new_epoch(self, last_epoch: int) -> int:
+        client, state = self.place.client, self.place.keys.state
+        if client is None:
+            return 0
+
+        def count() -> int:
+            epoch = int(cast(int, client.hincrby(state, EPOCH_FIELD, 1)))
+            if epoch <= last_epoch:  # resumed on a server that never saw the run
+                epoch = last_epoch + 1
+                client.hset(state, EPOCH_FIELD, str(epoch))
+            return epoch
+
+        return retrying(count, budget_s=self.config.redis.reconnect_s, what="counting the run epoch")
+
+    def _feed(self) -> Feed | None:
+        if self.place.client is None:
+            return None
+        return Feed(
+            self.place.client,
+            self.place.keys,
+            self.config,
+            epoch=self.epoch,
+            version=self.version,
+            next_batch=self.next_batch,
+        )
+
+    def _next_command(self) -> int:
+        if self.feed is None:
+            return STOP  # unused: rank 0's command counts
+        verdicts = self.feed.verdicts
+
+        def wake() -> bool:
+            verdicts.poll()
+            return self.stopping or verdicts.resync_since(self.published_at) is not None
+
+        if self.feed.wait(wake, first=self.next_batch == self.first_batch):
+            return TRAIN
+        return STOP if self.stopping else RESYNC
+
+    def _pause(self) -> None:
+        if self.ranks.share_int(int(self.stopping)):
+            raise StoppedError(f"the trainer was told to stop; step {self.next_batch} is abandoned")
+
+    def _stop_asked(self) -> bool:
+        return self.stopping
+
+    def _facts(self, metrics: Metrics, step: int) -> SyncFacts:
+        return SyncFacts(
+            step=step,
+            age=self.next_batch - self.published_at,
+            ess_token=metrics["lag/ess_tok"],
+            ess_sequence=metrics["lag/ess_seq"],
+            clip_fraction=metrics["lag/clip_fraction"],
+            last=step + 1 >= self.config.trainer.steps,
+        )
+
+    def _with_times(self, metrics: Metrics, step: int) -> Metrics:
+        # Times of what happened since the last report; the verdict, publication and checkpoint of the step
+        # before are part of this one.
+        now = time.monotonic()
+        wall, self.mark = now - self.mark, now
+        times, self.times = self.times, {}
+        busy = metrics["time/score_s"] + metrics["time/train_s"]
+        result = {
+            **metrics,
+            "lag/age": float(step - self.published_at),
+            "verdict/self": 0.0,
+            "time/publish_s": 0.0,
+            **times,
+            "time/step_s": wall,
+            "tokens_per_s": metrics["tokens"] / max(busy, 1e-9),
+            "trainer/busy_fraction": 1.0 - min(1.0, times.get("time/wait_s", 0.0) / max(wall, 1e-9)),
+        }
+        if self.feed:
+            result["tokens/voided"] = float(self.feed.tokens_voided)
+            self.feed.tokens_voided = 0
+        return result
+
+    def _report(self, event: str, step: int, metrics: Metrics | None = None) -> None:
+        if self.feed is None:
+            return
+        self.feed.report(
+            ReportHeader.model_validate(
+                {
+                    "event": event,
+                    "epoch": self.epoch,
+                    "step": step,
+                    "version": self.version,
+                    "age": self.next_batch - self.published_at,
+                    "metrics": metrics or {},
+                }
+            )
+        )

@@ -1,0 +1,231 @@
+"""The loop in this process, over a real server, with a made-up controller and sampler."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+
+import pytest
+import torch
+from other_side import OtherSide
+from trainer_support import make_rollout, run_config
+
+from leeway.errors import StalledError
+from leeway.messages import Verdict, VerdictHeader
+from leeway.streams import append
+from leeway.weights import read_weights
+from leeway_trainer.checkpoint import find_checkpoint, read_state
+from leeway_trainer.model import load_policy_model
+from leeway_trainer.train import Place, StoppedError, Trainer
+
+
+@pytest.fixture
+def place(tiny_dir, keys, client, tmp_path) -> Place:
+    return Place(str(tiny_dir), tmp_path / "run", keys, client)
+
+
+def trainer(**over):
+    return {
+        "dtype": "bfloat16",
+        "device": "cpu",
+        "learning_rate": 1e-3,
+        "steps": 5,
+        "checkpoint_every": 2,
+    } | over
+
+
+def test_a_run_from_start_to_end(tiny_dir, ranks, place, client, keys):
+    config = run_config(tiny_dir, trainer=trainer(), sync={"max_age": 2, "stall_timeout_s": 20.0})
+    with OtherSide(client, keys, config) as other:
+        Trainer(config, ranks, place).run()
+        other.wait_for(lambda: other.reports[-1].event == "finished")
+    assert [(r.event, r.step) for r in other.reports] == [
+        ("started", 0),
+        *(("step", k) for k in range(5)),
+        ("finished", 5),
+    ]
+    steps = other.steps()
+    assert [r.version for r in steps] == [0, 0, 1, 1, 2]
+    assert [r.age for r in steps] == [1, 2, 1, 2, 1]
+    assert [r.metrics["lag/age"] for r in steps] == [0, 1, 0, 1, 0]
+    for report in steps:
+        fresh = report.metrics["lag/age"] == 0
+        assert (report.metrics["lag/ess_tok"] == 1.0) == fresh, "bf16 theta and theta_s are the same numbers"
+        assert (report.metrics["lag/var"] == 0.0) == fresh
+        assert report.metrics["verdict/self"] == 0
+        assert report.metrics["disc/abs_mean"] > 0.1, "the made-up mu has nothing to do with the model"
+        for name in (
+            "reward/mean",
+            "loss",
+            "grad_norm",
+            "lr",
+            "center/abs_coef_sum",
+            "time/wait_s",
+            "time/step_s",
+        ):
+            assert name in report.metrics
+    assert [(m.version, m.step) for m in other.manifests] == [(0, 0), (1, 2), (2, 4)]
+    assert client.xlen(keys.rollouts) == 0, "all rollouts are in a checkpoint"
+    assert read_state(find_checkpoint(place.out)).next_batch == 5
+    assert load_policy_model(place.out / "model", dtype=torch.float32, chunk_tokens=9)
+
+
+def test_what_is_published_is_theta(tiny_dir, ranks, place, client, keys):
+    config = run_config(tiny_dir, trainer=trainer(steps=2), sync={"max_age": 1, "stall_timeout_s": 20.0})
+    with OtherSide(client, keys, config) as other:
+        run = Trainer(config, ranks, place)
+        run.run()
+    sent = dict(read_weights(client, keys, other.manifests[0]))
+    start = load_policy_model(tiny_dir, dtype=torch.bfloat16, chunk_tokens=9)
+    for name, param in start.lm.named_parameters():
+        assert torch.equal(sent[name], param)
+    last = dict(read_weights(client, keys, other.manifests[1]))
+    assert any(not torch.equal(last[name], sent[name]) for name in sent)
+    for name, param in run.snapshot.runner.lm.named_parameters():
+        assert torch.equal(last[name], param), "theta_s is what samplers hold"
+
+
+def test_without_a_controller_the_trainer_applies_the_same_policy(tiny_dir, ranks, place, client, keys):
+    config = run_config(
+        tiny_dir,
+        trainer=trainer(steps=3),
+        sync={"max_age": 1, "verdict_timeout_s": 0.2, "stall_timeout_s": 20.0},
+    )
+    with OtherSide(client, keys, config, verdicts=False) as other:
+        Trainer(config, ranks, place).run()
+        other.wait_for(lambda: other.reports[-1].event == "finished")
+    assert [m.version for m in other.manifests] == [0, 1, 2]
+    assert [r.metrics["verdict/self"] for r in other.steps()] == [0, 1, 1], "said in the report after"
+
+
+def test_a_late_resync_is_done_while_waiting(tiny_dir, ranks, place, client, keys):
+    config = run_config(tiny_dir, trainer=trainer(steps=2), sync={"max_age": None, "stall_timeout_s": 20.0})
+    with OtherSide(client, keys, config, verdicts=False) as other:
+        original = other._on_report
+
+        def late(report):
+            if report.event != "step" or report.step != 0:
+                return original(report)
+            other.reports.append(report)
+
+        other._on_report = late
+        run = Trainer(config, ranks, place)
+
+        def ask() -> None:
+            other.wait_for(lambda: len(other.steps()) == 1)
+            time.sleep(1.0)  # beyond verdict_timeout_s: the trainer went on by itself
+            header = VerdictHeader(epoch=run.epoch, step=0, action="resync", reason="manual")
+            append(client, keys.verdicts, Verdict(header))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        run.run()
+        asking.join()
+    assert [(m.version, m.step) for m in other.manifests] == [(0, 0), (1, 1)]
+    assert [r.version for r in other.steps()] == [0, 1]
+
+
+def test_duplicates_and_void_rollouts_change_nothing(tiny_dir, ranks, place, client, keys):
+    def noisy(rollout):
+        other_epoch = rollout.header.model_copy(update={"epoch": rollout.header.epoch + 7})
+        lost = dataclasses.replace(rollout, header=other_epoch)
+        changed = rollout.header.model_copy(update={"reward": 99.0})
+        return [lost, rollout, dataclasses.replace(rollout, header=changed)]
+
+    config = run_config(tiny_dir, trainer=trainer(steps=2), sync={"stall_timeout_s": 20.0})
+    with OtherSide(client, keys, config, edit=noisy) as other:
+        Trainer(config, ranks, place).run()
+        other.wait_for(lambda: other.reports[-1].event == "finished")
+    assert all(r.metrics["reward/mean"] <= 1 for r in other.steps())
+    tokens = sum(r.metrics["tokens"] for r in other.steps())
+    assert sum(r.metrics["tokens/voided"] for r in other.steps()) == pytest.approx(tokens, abs=12)
+
+
+def test_rollouts_stay_until_a_checkpoint_holds_them(tiny_dir, ranks, place, client, keys):
+    config = run_config(
+        tiny_dir, trainer=trainer(steps=4, checkpoint_every=3), sync={"stall_timeout_s": 20.0}
+    )
+    with OtherSide(client, keys, config) as other:
+        run = Trainer(config, ranks, place)
+        kept = []
+        original = run.checkpoint_if_due
+
+        def watch() -> None:
+            original()
+            pending = client.xpending(keys.rollouts, "trainer")["pending"]
+            kept.append((run.next_batch, pending >= 6))
+
+        run.checkpoint_if_due = watch
+        run.run()
+    assert other.steps()
+    assert kept[:2] == [(1, True), (2, True)]
+    assert client.xpending(keys.rollouts, "trainer")["pending"] == 0
+
+
+def test_resume_continues_with_a_new_epoch_and_a_higher_version(tiny_dir, ranks, place, client, keys):
+    config = run_config(tiny_dir, trainer=trainer(steps=5), sync={"max_age": 2, "stall_timeout_s": 20.0})
+    with OtherSide(client, keys, config) as other:
+        first = Trainer(config, ranks, place)
+        original = first.checkpoint_if_due
+
+        def die_after_three() -> None:
+            original()
+            if first.next_batch == 3:
+                raise RuntimeError("as if killed")
+
+        first.checkpoint_if_due = die_after_three
+        with pytest.raises(RuntimeError, match="as if killed"):
+            first.run()
+        left = client.xlen(keys.rollouts)
+        assert left >= 6, "step 2 is in no checkpoint, so its rollouts are still there"
+        again = Trainer(config, ranks, dataclasses.replace(place, resume=place.out))
+        assert (again.next_batch, again.version) == (2, 2), "version 1 was published before the checkpoint"
+        assert again.epoch > first.epoch
+        again.run()
+        other.wait_for(lambda: other.reports[-1].event == "finished")
+    events = [(r.event, r.step, r.epoch - first.epoch) for r in other.reports]
+    assert events == [
+        ("started", 0, 0),
+        ("step", 0, 0),
+        ("step", 1, 0),
+        ("step", 2, 0),
+        ("started", 2, 1),
+        ("step", 2, 1),
+        ("step", 3, 1),
+        ("step", 4, 1),
+        ("finished", 5, 1),
+    ]
+    assert client.xlen(keys.rollouts) == 0
+
+
+def test_a_stall_names_the_slots(tiny_dir, ranks, place, client, keys):
+    config = run_config(
+        tiny_dir,
+        trainer=trainer(steps=2),
+        sync={"stall_timeout_s": 0.5},
+        sampler={"start_timeout_s": 0.5},
+    )
+
+    def without_one(rollout):
+        return [] if (rollout.header.group, rollout.header.index) == (1, 2) else [rollout]
+
+    with (
+        OtherSide(client, keys, config, edit=without_one),
+        pytest.raises(StalledError, match="1 of batch 0: 1/2"),
+    ):
+        Trainer(config, ranks, place).run()
+
+
+def test_stop_ends_the_wait_at_once(tiny_dir, ranks, place):
+    run = Trainer(run_config(tiny_dir, trainer=trainer()), ranks, place)
+    run.stopping = True
+    with pytest.raises(StoppedError, match="while waiting for rollouts"):
+        run.run()
+
+
+def test_made_up_rollouts_are_valid():
+    from leeway.messages import Rollout, decode, encode
+
+    rollout = make_rollout(3, 1, 2, complete=True)
+    assert decode(Rollout, encode(rollout)).header == rollout.header
