@@ -1,0 +1,117 @@
+"""Child processes: groups, restarts, log tails, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from leeway.launch.services import Service, describe_exit, stop_all
+from leeway.redis_server import EmbeddedRedis
+
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("child", child.pid, flush=True)
+time.sleep(600)
+"""
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def service(tmp_path: Path, code: str, restarts: int = 0) -> Service:
+    return Service("s", [sys.executable, "-c", code], tmp_path / "s.log", {}, restarts)
+
+
+def wait_for(condition: object, budget_s: float = 10.0) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + budget_s
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened within the budget"
+        time.sleep(0.02)
+
+
+def test_stop_ends_grandchildren_too(tmp_path: Path) -> None:
+    parent = service(tmp_path, PARENT)
+    parent.start()
+    wait_for(lambda: "child" in parent.log_tail())
+    child = int(parent.log_tail().split()[-1])
+    stop_all([parent], grace_s=5)
+    assert parent.poll() == -signal.SIGTERM
+    wait_for(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie")
+
+
+def test_who_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+    stubborn = service(tmp_path, STUBBORN)
+    stubborn.start()
+    wait_for(lambda: "ready" in stubborn.log_tail())
+    began = time.monotonic()
+    stop_all([stubborn], grace_s=0.3)
+    assert time.monotonic() - began < 5
+    assert stubborn.poll() == -signal.SIGKILL
+
+
+def test_restarts_are_counted_and_kill_what_was_left(tmp_path: Path) -> None:
+    parent = service(tmp_path, PARENT, restarts=1)
+    parent.start()
+    wait_for(lambda: "child" in parent.log_tail())
+    child = int(parent.log_tail().split()[-1])
+    assert parent.pid is not None
+    os.kill(parent.pid, signal.SIGKILL)
+    wait_for(lambda: parent.poll() is not None)
+    assert parent.restart()
+    wait_for(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie")
+    assert parent.running
+    parent.signal_group(signal.SIGKILL)
+    wait_for(lambda: parent.poll() is not None)
+    assert not parent.restart()
+
+
+def test_a_service_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from leeway.launch.services import Service
+import sys, time
+s = Service("s", [sys.executable, "-c", "import time; time.sleep(600)"], Path({str(tmp_path)!r}) / "s.log", {{}})
+s.start()
+print(s.pid, flush=True)
+time.sleep(600)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
+    assert launcher.stdout is not None
+    child = int(launcher.stdout.readline())
+    launcher.kill()
+    launcher.wait()
+    wait_for(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie")
+
+
+def test_descriptions() -> None:
+    assert describe_exit(3) == "exit code 3"
+    assert describe_exit(-9) == "killed by SIGKILL"
+
+
+def test_embedded_redis_refuses_strangers_and_leaves_nothing() -> None:
+    import redis
+
+    with EmbeddedRedis(maxmemory_mib=64) as server:
+        pid, directory = server.pid, server.log_path.parent
+        with pytest.raises(redis.AuthenticationError):
+            redis.Redis(port=server.port).ping()
+        client = redis.Redis.from_url(server.url)
+        assert client.config_get("maxmemory-policy")["maxmemory-policy"] == "noeviction"
+        assert pid is not None
+        assert server.password not in " ".join(psutil.Process(pid).cmdline())
+        client.close()
+    assert not psutil.pid_exists(pid)
+    assert not directory.exists()
