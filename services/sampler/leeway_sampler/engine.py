@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from leeway.config import RunConfig, SamplingConfig
@@ -44,7 +45,11 @@ class EngineError(LeewayError):
 
 
 class GenerationAborted(EngineError):
-    """The request was aborted before it finished, by a weight update or abort_all."""
+    """The request was aborted before it finished, by a weight update or abort_all; `tokens` were drawn."""
+
+    def __init__(self, message: str, tokens: int = 0) -> None:
+        super().__init__(message)
+        self.tokens = tokens
 
 
 class WeightsRefused(WeightsError):
@@ -56,8 +61,9 @@ class WeightsTorn(WeightsError):
 
 
 def engine_environment(config: RunConfig, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Environment for vLLM; what the user has set stays. Must be in os.environ before vllm is imported."""
-    threads = config.sampler.cpu_threads
+    """Environment for vLLM; what the user has set stays. Must be in os.environ before torch is imported."""
+    processes = config.sampler.replicas + config.trainer.ranks
+    threads = config.sampler.cpu_threads or max(1, (os.cpu_count() or 1) // processes)
     wanted = {
         "VLLM_CPU_KVCACHE_SPACE": str(config.sampler.cpu_kv_cache_gib),
         "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
@@ -66,9 +72,17 @@ def engine_environment(config: RunConfig, environ: Mapping[str, str] = os.enviro
         "TOKENIZERS_PARALLELISM": "false",
         # Samplers of one machine would all bind themselves to the same cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(threads or max(1, (os.cpu_count() or 1) // config.sampler.replicas)),
+        "OMP_NUM_THREADS": str(threads),
     }
+    if not _has_accelerator() and config.sampler.enforce_eager is not False:
+        # Two small functions of vLLM's sampler are compiled even in eager mode: 20 s for nothing.
+        wanted["TORCH_COMPILE_DISABLE"] = "1"
     return {name: value for name, value in wanted.items() if name not in environ}
+
+
+def _has_accelerator() -> bool:
+    # Without torch, whose threads are set up from this very environment when it is imported.
+    return any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/kfd", "/dev/dri", "/dev/accel"))
 
 
 def engine_args(config: RunConfig, model: str, *, cpu: bool, head: int) -> dict[str, Any]:
@@ -160,6 +174,10 @@ class SamplerEngine:
         async with asyncio.timeout(self._config.sampler.start_timeout_s):
             await self._llm.init_weight_transfer_engine(request)
 
+    def healthy(self) -> bool:
+        """Whether vLLM's processes live."""
+        return not self._llm.errored
+
     @property
     def inflight(self) -> int:
         """Requests that have not finished."""
@@ -200,7 +218,8 @@ class SamplerEngine:
                 self._idle.set()
         if output is None or output.finish_reason not in ("stop", "length"):
             reason = output.finish_reason if output is not None else "nothing"
-            raise GenerationAborted(f"request {request_id} ended with {reason}")
+            tokens = len(output.token_ids) if output is not None else 0
+            raise GenerationAborted(f"request {request_id} ended with {reason}", tokens)
         return build_generation(output, self._head)
 
     async def apply_weights(

@@ -1,0 +1,82 @@
+"""`python -m leeway_sampler`: wiring."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from leeway.errors import EXIT_FAILED, LeewayError
+
+if TYPE_CHECKING:
+    import redis
+
+    from leeway.config import RunConfig
+
+log = logging.getLogger("leeway_sampler")
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="leeway_sampler", description="Draws responses with vLLM.")
+    parser.add_argument("--config", required=True, help="resolved configuration of the run (YAML)")
+    parser.add_argument("--run", required=True, help="name of the run in Redis")
+    parser.add_argument("--redis", required=True, help="redis://:password@host:port/db, or env:NAME")
+    parser.add_argument("--model", required=True, help="model directory")
+    parser.add_argument("--id", required=True, help="name of this sampler, unique in the run")
+    parser.add_argument("--port", type=int, help="port of /healthz and /readyz; 0: none")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    from leeway.config_load import load_config
+    from leeway.process import secret, setup_logging
+    from leeway.streams import connect
+
+    try:
+        config = load_config(args.config, environ={})
+        setup_logging(config.telemetry.log_level, args.id)
+        url = secret(args.redis)
+        client = connect(url, socket_timeout_s=config.redis.socket_timeout_s, wait_s=config.redis.reconnect_s)
+        from leeway_sampler.engine import engine_environment
+
+        os.environ.update(engine_environment(config))
+        asyncio.run(_serve(args, config, client, url))
+    except LeewayError as exc:
+        log.error("%s", exc)
+        return exc.exit_code
+    except TimeoutError as exc:
+        log.error("no answer within the budget: %s", exc or "see above")
+        return EXIT_FAILED
+    return 0
+
+
+async def _serve(args: argparse.Namespace, config: RunConfig, client: redis.Redis, url: str) -> None:
+    from leeway.streams import Keys
+    from leeway.tasks import RewardPool
+    from leeway_sampler.engine import SamplerEngine
+    from leeway_sampler.health import serve_health
+    from leeway_sampler.serve import Sampler
+    from leeway_sampler.text import text_decoder
+
+    decode_text = text_decoder(args.model, config.model.trust_remote_code)
+    engine = await SamplerEngine.start(config, model=args.model, redis_url=url, run=args.run)
+    try:
+        async with RewardPool(config.task) as rewards:
+            sampler = Sampler(client, Keys(args.run), config, engine, rewards, decode_text, args.id)
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, sampler.stop)
+            port = config.sampler.http_port if args.port is None else args.port
+            async with serve_health(config.sampler.http_host, port, engine.healthy, sampler.readiness):
+                await sampler.run()
+    finally:
+        engine.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

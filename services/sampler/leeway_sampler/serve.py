@@ -1,0 +1,323 @@
+"""The sampler's loop: tickets in, rollouts out, always under the one version that the ticket names.
+
+    WeightWatcher   newest manifest -> engine                       (watch.py)
+    take            ready? -> read tickets, claim those of dead samplers -> one task each
+    work            generate -> one version? -> score -> rollout + acknowledgement in one MULTI
+    beat            status with version and digest; idle time of own tickets
+    drain           on SIGTERM: read no more, finish within drain_s, hand back the rest, leave
+
+A ticket of an older version is void: acknowledged, never answered. A ticket is acknowledged only in the
+MULTI that makes its rollout, or its copy for another sampler, durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import redis
+
+from leeway.config import RunConfig
+from leeway.messages import Rollout, RolloutHeader, Ticket, TicketHeader, decode, encode
+from leeway.streams import TICKETS_GROUP, Consumer, Entry, Keys, Tail, add_fields, retrying
+from leeway.tasks import RewardPool
+from leeway_sampler.engine import EngineError, GenerationAborted, SamplerEngine
+from leeway_sampler.generation import Generation
+from leeway_sampler.status import Counters
+from leeway_sampler.watch import WeightWatcher
+
+log = logging.getLogger(__name__)
+
+READ_S = 0.5
+REGENERATIONS = 3
+
+
+class Sampler:
+    """One sampler. `run` returns after `stop` was called and everything was finished or handed back."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        keys: Keys,
+        config: RunConfig,
+        engine: SamplerEngine,
+        rewards: RewardPool,
+        decode_text: Callable[[list[int]], str],
+        name: str,
+    ) -> None:
+        self.client, self.keys, self.config = client, keys, config
+        self.engine, self.rewards, self.decode_text, self.name = engine, rewards, decode_text, name
+        self.budget_s = config.redis.reconnect_s
+        self.counters = Counters()
+        self.tickets = Consumer(client, keys.tickets, TICKETS_GROUP, name, budget_s=self.budget_s)
+        self.watcher = WeightWatcher(
+            Tail(client, keys.weights, budget_s=self.budget_s),
+            engine,
+            config.sync.commit_timeout_s,
+            self._attest,
+        )
+        self._entries: dict[bytes, Entry] = {}
+        self._work: set[asyncio.Task[None]] = set()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stopping = asyncio.Event()
+
+    @property
+    def ready(self) -> bool:
+        """Holds the newest version and takes tickets."""
+        return self.watcher.ready.is_set() and not self._stopping.is_set()
+
+    def readiness(self) -> dict[str, Any]:
+        """Body of /readyz."""
+        return {"ready": self.ready, "epoch": self.engine.epoch, "version": self.engine.version}
+
+    def stop(self) -> None:
+        """Take no more tickets; `run` drains and returns."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Serve until `stop`. Raises what ended a part of it: LeewayError, TimeoutError, RedisError."""
+        beat, watch = asyncio.create_task(self._beat()), asyncio.create_task(self.watcher.run())
+        take, claim = asyncio.create_task(self._take()), asyncio.create_task(self._claim())
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            parts: set[asyncio.Future[Any]] = {beat, watch, take, claim, stopping, self._failed}
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            self._stopping.set()
+            for part in done:
+                part.result()
+            watch.cancel()  # a version that comes now is for others
+            await asyncio.gather(take, claim)  # they end by themselves, and leave no ticket unseen
+            await self._drain()
+        finally:
+            for task in (beat, watch, take, claim, stopping, *self._work):
+                task.cancel()
+            await asyncio.gather(beat, watch, take, claim, stopping, *self._work, return_exceptions=True)
+            self._failed.cancel()
+        await self._leave()
+
+    # -- tickets in ----------------------------------------------------------------------------------
+
+    async def _take(self) -> None:
+        while not self._stopping.is_set():
+            room = self.config.sampler.max_num_seqs - self.counters.inflight
+            if not self.ready or room < 1:
+                await self._pause(0.02)
+                continue
+            await self._accept(await asyncio.to_thread(self.tickets.read, room, READ_S))
+
+    async def _claim(self) -> None:
+        idle_s = self.config.sync.ticket_idle_s
+        while not self._stopping.is_set():
+            await self._pause(idle_s / 4)
+            room = self.config.sampler.max_num_seqs - self.counters.inflight
+            if not self.ready or room < 1:
+                continue
+            entries = await asyncio.to_thread(self.tickets.claim_stale, idle_s, room)
+            if entries:
+                log.warning("took over %d tickets that had no heartbeat for %g s", len(entries), idle_s)
+            await self._accept(entries)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait for `seconds` or `stop`."""
+        try:
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        except TimeoutError:
+            pass
+
+    async def _accept(self, entries: list[Entry]) -> None:
+        """Start on tickets of the version that is held; older ones are void, others are not for this sampler."""
+        self._entries.update((entry.id, entry) for entry in entries)
+        void, back = [], []
+        for entry in entries:
+            ticket = decode(Ticket, entry.fields)
+            key = (ticket.header.epoch, ticket.header.version)
+            if key < self.watcher.wanted:
+                void.append(entry)
+            elif key == self.watcher.wanted and self.ready:
+                self._spawn(self._serve(entry, ticket))
+            else:
+                back.append(entry)
+        await self._void(void)
+        if back:  # another sampler is further than this one, or this one is leaving
+            await self._hand_back(back)
+            await self._pause(READ_S)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._work.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._failed.done():
+            self._failed.set_exception(error)
+
+    # -- one ticket ----------------------------------------------------------------------------------
+
+    async def _serve(self, entry: Entry, ticket: Ticket) -> None:
+        with self.counters.working():
+            began = time.monotonic()
+            try:
+                generation = await self._generate(ticket)
+            except GenerationAborted as exc:
+                self.counters.generated(exc.tokens, void=True)
+                if self._is_old(ticket.header):
+                    await self._void([entry])
+                elif not self._stopping.is_set():
+                    raise
+                return  # draining: _drain hands it back
+            seconds = time.monotonic() - began
+            text = self.decode_text(generation.token_ids.tolist())
+            reward = await self.rewards.score(ticket.header.item, text)
+            if self._is_old(ticket.header):
+                self.counters.generated(generation.token_ids.size, void=True)
+                await self._void([entry])
+                return
+            rollout = build_rollout(ticket, generation, self.name, reward.value, reward.error, seconds)
+            await self._publish(entry, rollout)
+            self.counters.generated(generation.token_ids.size)
+            self.counters.tickets += 1
+
+    def _is_old(self, header: TicketHeader) -> bool:
+        return (header.epoch, header.version) < self.watcher.wanted
+
+    async def _generate(self, ticket: Ticket) -> Generation:
+        """A response drawn wholly under the ticket's version; anything else is drawn again."""
+        header = ticket.header
+        for attempt in range(REGENERATIONS):
+            if self._is_old(header):
+                raise GenerationAborted(f"ticket {header.ticket_id}: its version is gone")
+            generation = await self.engine.generate(
+                f"{header.ticket_id}#{attempt}",
+                ticket.prompt_ids.tolist(),
+                header.seed,
+                header.max_new_tokens,
+            )
+            if generation.spans == ((0, generation.token_ids.size, header.version),):
+                return generation
+            log.warning("ticket %s: drawn under %s: once more", header.ticket_id, generation.spans)
+            self.counters.generated(generation.token_ids.size, void=True)
+        raise EngineError(f"ticket {header.ticket_id}: no response under version {header.version} alone")
+
+    # -- effects -------------------------------------------------------------------------------------
+
+    async def _commit(self, entries: list[Entry], what: str, effects: Callable[[Any], Any]) -> None:
+        """`effects` and the acknowledgement of `entries`, all or nothing."""
+        ids = [entry.id for entry in entries]
+
+        def execute() -> None:
+            with self.client.pipeline(transaction=True) as pipe:
+                effects(pipe)
+                self.tickets.queue_ack(pipe, ids)
+                pipe.execute()
+
+        await asyncio.to_thread(retrying, execute, budget_s=self.budget_s, what=what)
+        self.tickets.forget(ids)
+        for entry_id in ids:
+            self._entries.pop(entry_id, None)
+
+    async def _publish(self, entry: Entry, rollout: Rollout) -> None:
+        fields = encode(rollout)
+        what = f"publishing rollout {rollout.header.ticket_id}"
+        await self._commit([entry], what, lambda pipe: add_fields(pipe, self.keys.rollouts, fields))
+
+    async def _void(self, entries: list[Entry]) -> None:
+        self.counters.tickets_voided += len(entries)
+        if entries:
+            await self._commit(entries, "acknowledging void tickets", lambda pipe: None)
+
+    async def _hand_back(self, entries: list[Entry]) -> None:
+        def copies(pipe: Any) -> None:
+            for entry in entries:
+                add_fields(pipe, self.keys.tickets, entry.fields)
+
+        await self._commit(entries, "handing tickets back", copies)
+
+    # -- life ----------------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        while True:
+            await self._attest(self.counters.error)
+            await asyncio.to_thread(self.tickets.refresh, list(self._entries))
+            await asyncio.sleep(self.config.sync.heartbeat_s)
+
+    async def _attest(self, error: str | None) -> None:
+        self.counters.error = error
+        engine = self.engine
+        status = self.counters.status(
+            self.name, ready=self.ready, epoch=engine.epoch, version=engine.version, digest=engine.digest
+        )
+        await asyncio.to_thread(
+            retrying,
+            lambda: self.client.hset(self.keys.samplers, self.name, status.model_dump_json()),
+            budget_s=self.budget_s,
+            what="writing the heartbeat",
+        )
+
+    async def _drain(self) -> None:
+        """Finish what is in work within sampler.drain_s, then hand back the rest."""
+        if self._work:
+            log.info("draining %d responses", len(self._work))
+            await asyncio.wait(self._work, timeout=self.config.sampler.drain_s)
+        if self._work:
+            try:
+                await self.engine.abort_all()
+            except TimeoutError:
+                log.error("the engine did not abort what is in flight")
+            for task in self._work:
+                task.cancel()
+            await asyncio.gather(*self._work, return_exceptions=True)
+        rest = list(self._entries.values())
+        if rest:
+            log.info("handing back %d tickets", len(rest))
+            await self._hand_back(rest)
+
+    async def _leave(self) -> None:
+        await asyncio.to_thread(
+            retrying,
+            lambda: self.client.hdel(self.keys.samplers, self.name),
+            budget_s=self.budget_s,
+            what="leaving",
+        )
+        log.info("left after %d responses of %d tokens", self.counters.tickets, self.counters.tokens)
+
+
+def build_rollout(
+    ticket: Ticket,
+    generation: Generation,
+    sampler: str,
+    reward: float,
+    reward_error: str | None,
+    generate_s: float,
+) -> Rollout:
+    """The rollout that answers `ticket`."""
+    header = ticket.header
+    return Rollout(
+        header=RolloutHeader(
+            ticket_id=header.ticket_id,
+            epoch=header.epoch,
+            version=header.version,
+            batch=header.batch,
+            group=header.group,
+            index=header.index,
+            item=header.item,
+            traceparent=header.traceparent,
+            sampler=sampler,
+            finish_reason=generation.finish_reason,
+            reward=reward,
+            reward_error=reward_error,
+            spans=list(generation.spans),
+            support_complete=generation.support_complete,
+            generate_s=round(generate_s, 4),
+        ),
+        prompt_ids=ticket.prompt_ids,
+        response_ids=generation.token_ids,
+        logp=generation.logp,
+        head_offsets=generation.head_offsets,
+        head_ids=generation.head_ids,
+        head_logp=generation.head_logp,
+    )
