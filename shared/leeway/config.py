@@ -17,7 +17,9 @@ Dtype = Literal["bfloat16", "float32"]
 class Section(BaseModel):
     """Base of all sections: unknown keys and wrong types are refused, values cannot change later."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, validate_default=True, use_attribute_docstrings=True
+    )
 
 
 class ModelConfig(Section):

@@ -146,7 +146,6 @@ class LocalRun:
     # -- prepare and start ------------------------------------------------------------
 
     def _run(self, stack: ExitStack) -> None:
-        from leeway.models import prepare_model
         from leeway.tasks import load_task
 
         check_ports(self.config)
@@ -155,12 +154,19 @@ class LocalRun:
         self.client = connect(url, socket_timeout_s=self.config.redis.socket_timeout_s)
         stack.callback(self.client.close)
         stack.callback(self._delete_keys)
-        model = prepare_model(self.config, progress=self.view.status)
+        model = self._prepare_model()
         write_atomic(self.out / "config.yaml", dump_config(self.config))
         self._start_services(url, model)
         self._watch()
         self.view.status("stopping")
         stop_all(self.services, grace_s=self.config.sampler.drain_s + 10)
+
+    def _prepare_model(self) -> Path:
+        from leeway.models import prepare_model
+
+        return prepare_model(
+            self.config.model, task=self.config.task, seed=self.config.seed, progress=self.view.status
+        )
 
     def _redis_url(self, stack: ExitStack) -> str:
         if self.config.redis.url:
