@@ -256,7 +256,8 @@ class SamplerEngine:
             )
         except Exception as exc:
             error = _update_error(exc)
-            await self._close_update()
+            if not isinstance(error, WeightsRefused) or self._config.sampler.tensor_parallel_size > 1:
+                await self._close_update()
             if isinstance(error, WeightsRefused):
                 self.epoch, self.version, self.digest = previous
             raise error from exc

@@ -128,7 +128,7 @@ class Sampler:
             pass
 
     async def _accept(self, entries: list[Entry]) -> None:
-        """Start on tickets of the version that is held; older ones are void, others are not for this sampler."""
+        """Start on tickets of the version that is held; older ones are void, others go back."""
         self._entries.update((entry.id, entry) for entry in entries)
         void, back = [], []
         for entry in entries:

@@ -16,7 +16,7 @@ EOS = "<eos>"
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     vocabulary = {token: index for index, token in enumerate(["<pad>", EOS, "<unk>", *CHARACTERS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106 (not a secret)
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
@@ -41,7 +41,7 @@ def save_tiny_model(directory: Path, *, tied: bool, seed: int = 0) -> Any:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
-        initializer_range=0.15,
+        initializer_range=0.1,
     )
     model = Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
     model.save_pretrained(directory)
@@ -49,12 +49,13 @@ def save_tiny_model(directory: Path, *, tied: bool, seed: int = 0) -> Any:
     return model
 
 
-def perturb(model: Any, seed: int, scale: float = 0.05) -> None:
-    """Change every weight, in place."""
+def perturbed(base: dict[str, torch.Tensor], seed: int, scale: float = 0.05) -> dict[str, torch.Tensor]:
+    """Every weight of `base` changed by noise of its own."""
     generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += scale * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+    return {
+        name: tensor + scale * torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
+        for name, tensor in base.items()
+    }
 
 
 def reference_logp(model: Any, prompt: list[int], response: list[int]) -> torch.Tensor:

@@ -1,0 +1,228 @@
+"""A real vLLM engine: it draws from the weights that it was given last, whatever happened before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import redis
+import torch
+from sampler_support import perturbed, reference_logp, save_tiny_model
+
+from leeway.config import RunConfig
+from leeway.streams import Keys, connect
+from leeway.weights import WeightManifest, publish_weights
+from leeway_sampler.engine import EngineError, GenerationAborted, SamplerEngine, WeightsRefused, WeightsTorn
+from leeway_sampler.generation import Generation, Head
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+CONFIG = {"task": {"kind": "digits"}, "model": {"max_length": 160}, "sampling": {"head_tokens": 64}}
+PROMPT = [4, 9, 17, 30, 5, 61, 23, 8]
+
+
+@dataclass
+class Rig:
+    """An engine, the trainer's model, and the run's Redis; `publish` makes the next version."""
+
+    engine: SamplerEngine
+    model: Any
+    client: redis.Redis
+    keys: Keys
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        self.base = {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
+
+    def publish(self, *, change: bool = True, leave_out: str = "") -> WeightManifest:
+        self.version += 1
+        if change:
+            self.model.load_state_dict(perturbed(self.base, seed=self.version), strict=False)
+        tensors = [(n, t) for n, t in self.model.named_parameters() if not leave_out or leave_out not in n]
+        return publish_weights(
+            self.client,
+            self.keys,
+            epoch=0,
+            version=self.version,
+            step=0,
+            tensors=tensors,
+            chunk_bytes=1 << 14,
+        )
+
+    async def resync(self) -> None:
+        manifest = self.publish()
+        assert await self.engine.apply_weights(manifest) == manifest.digest
+        assert (self.engine.version, self.engine.digest) == (self.version, manifest.digest)
+
+    async def draw(
+        self, count: int = 16, tokens: int = 24, prompt: list[int] | None = None
+    ) -> list[Generation]:
+        calls = [
+            self.engine.generate(f"v{self.version}-{seed}", prompt or PROMPT, seed, tokens)
+            for seed in range(count)
+        ]
+        return await asyncio.gather(*calls)
+
+    def error(self, generations: list[Generation], prompt: list[int] | None = None) -> float:
+        """Mean |log mu - log pi| over drawn tokens, nats; checks the heads along the way."""
+        drawn, heads = [], []
+        for generation in generations:
+            tokens = generation.token_ids.tolist()
+            logp = reference_logp(self.model, prompt or PROMPT, tokens).numpy()
+            drawn.append(logp[np.arange(len(tokens)), tokens] - generation.logp)
+            rows = np.repeat(np.arange(len(tokens)), np.diff(generation.head_offsets))
+            heads.append(logp[rows, generation.head_ids] - generation.head_logp)
+        assert np.abs(np.concatenate(heads)).mean() < 0.03
+        return float(np.abs(np.concatenate(drawn)).mean())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["tied", "untied"])
+async def rig(request, tmp_path_factory, redis_server) -> AsyncIterator[Rig]:
+    directory: Path = tmp_path_factory.mktemp(request.param)
+    model = save_tiny_model(directory, tied=request.param == "tied")
+    config = RunConfig.model_validate(CONFIG)
+    run = f"engine-{request.param}"
+    engine = await SamplerEngine.start(config, model=str(directory), redis_url=redis_server.url, run=run)
+    client = connect(redis_server.url)
+    try:
+        yield Rig(engine, model, client, Keys(run))
+    finally:
+        engine.shutdown()
+        client.close()
+
+
+async def test_no_token_is_drawn_before_the_first_weights(rig):
+    with pytest.raises(EngineError, match="no complete weight version"):
+        await rig.draw(1)
+
+
+async def test_log_probs_are_those_of_the_trainers_weights_after_every_update(rig):
+    for _ in range(3):
+        await rig.resync()
+        generations = await rig.draw()
+        assert rig.error(generations) < 0.02
+        for generation in generations:
+            assert generation.spans == ((0, generation.token_ids.size, rig.version),)
+
+
+async def test_heads_hold_the_mass_and_are_sorted(rig):
+    await rig.resync()
+    reasons = set()
+    for generation in await rig.draw(48):
+        reasons.add(generation.finish_reason)
+        ended = generation.token_ids == 1
+        assert ended.any() == (generation.finish_reason == "stop")
+        assert not ended[:-1].any()
+        for start, end in zip(generation.head_offsets[:-1], generation.head_offsets[1:], strict=True):
+            logp = generation.head_logp[start:end]
+            assert (np.diff(logp) <= 0).all()
+            assert np.exp(logp, dtype=np.float64).sum() >= 1 - 1e-3 or end - start == 64
+    assert reasons == {"stop", "length"}
+
+
+async def test_same_seed_same_response(rig):
+    await rig.resync()
+    first = await rig.draw(4)
+    second = await asyncio.gather(*[rig.engine.generate(f"again-{s}", PROMPT, s, 24) for s in range(4)])
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a.token_ids, b.token_ids)
+
+
+async def test_a_truncated_distribution_sums_to_one(rig):
+    await rig.resync()
+    config = RunConfig.model_validate(
+        {**CONFIG, "sampling": {"head_tokens": 24, "top_k": 16, "top_p": 0.9, "temperature": 0.7}}
+    )
+    vocab = rig.model.config.vocab_size
+    engine = SamplerEngine(rig.engine._llm, config, Head(24, 1e-3, True, vocab))
+    engine.version = rig.version
+    generation = await engine.generate("truncated", PROMPT, 3, 24)
+    assert generation.support_complete
+    for row, (start, end) in enumerate(
+        zip(generation.head_offsets[:-1], generation.head_offsets[1:], strict=True)
+    ):
+        assert np.exp(generation.head_logp[start:end]).sum() == pytest.approx(1, abs=1e-3)
+        at = np.flatnonzero(generation.head_ids[start:end] == generation.token_ids[row])
+        assert generation.head_logp[start:end][at] == pytest.approx(generation.logp[row])
+    logits = reference_logp(rig.model, PROMPT, generation.token_ids.tolist()) / 0.7
+    start, end = generation.head_offsets[:2]
+    kept = logits[0, generation.head_ids[start:end]]
+    np.testing.assert_allclose(generation.head_logp[start:end], kept.log_softmax(0), atol=0.1)
+
+
+async def test_old_keys_and_values_are_not_found_again(rig):
+    prompt = (PROMPT * 16)[:120]  # several full blocks, so that the prefix cache is in use
+    await rig.resync()
+    assert rig.error(await rig.draw(4, 16, prompt), prompt) < 0.03
+    await rig.resync()
+    assert rig.error(await rig.draw(4, 16, prompt), prompt) < 0.03
+
+
+async def test_a_damaged_broadcast_leaves_the_old_weights(rig):
+    await rig.resync()
+    held, version = rig.engine.digest, rig.version
+    manifest = rig.publish(change=False)
+    stream = rig.keys.weight_chunks(rig.version)
+    entry_id, _ = rig.client.xrange(stream)[-1]
+    rig.client.xdel(stream, entry_id)
+    with pytest.raises(WeightsRefused, match=f"version {rig.version}, chunk {manifest.chunks - 1}: missing"):
+        await rig.engine.apply_weights(manifest)
+    assert (rig.engine.version, rig.engine.digest) == (version, held)
+    generations = await rig.draw(4)
+    assert generations[0].spans[0][2] == version
+    assert rig.error(generations) < 0.02
+    await rig.resync()
+    assert rig.error(await rig.draw(8)) < 0.02
+
+
+@pytest.mark.parametrize("left_out", ["layers.1.self_attn.k_proj", "embed_tokens", "model.norm"])
+async def test_weights_that_are_missing_stop_the_engine_until_a_full_resync(rig, left_out):
+    await rig.resync()
+    with pytest.raises(WeightsTorn, match="no weights for 1 layers"):
+        await rig.engine.apply_weights(rig.publish(leave_out=left_out))
+    with pytest.raises(EngineError, match="no complete weight version"):
+        await rig.draw(1)
+    await rig.resync()
+    assert rig.error(await rig.draw(8)) < 0.02
+
+
+async def test_a_tensor_of_a_wrong_shape_stops_the_engine_until_a_full_resync(rig):
+    await rig.resync()
+    parameter = rig.model.model.norm
+    good = parameter.weight
+    parameter.weight = torch.nn.Parameter(torch.ones(7, dtype=good.dtype))
+    with pytest.raises(WeightsTorn):
+        await rig.engine.apply_weights(rig.publish(change=False))
+    parameter.weight = good
+    assert rig.engine.version is None
+    await rig.resync()
+    assert rig.error(await rig.draw(8)) < 0.02
+
+
+async def test_what_is_in_flight_is_aborted_by_an_update(rig):
+    await rig.resync()
+    drawing = [asyncio.create_task(rig.engine.generate(f"long-{s}", PROMPT, s, 150)) for s in range(32)]
+    await asyncio.sleep(0.1)
+    await rig.resync()
+    results = await asyncio.gather(*drawing, return_exceptions=True)
+    aborted = [r for r in results if isinstance(r, GenerationAborted)]
+    assert aborted
+    assert all(isinstance(r, GenerationAborted | Generation) for r in results)
+    assert rig.engine.inflight == 0
+    assert rig.error(await rig.draw(8)) < 0.02
+
+
+async def test_abort_all_ends_every_request(rig):
+    await rig.resync()
+    drawing = [asyncio.create_task(rig.engine.generate(f"abort-{s}", PROMPT, s, 150)) for s in range(8)]
+    await asyncio.sleep(0.05)
+    await rig.engine.abort_all()
+    assert rig.engine.inflight == 0
+    results = await asyncio.gather(*drawing, return_exceptions=True)
+    assert any(isinstance(r, GenerationAborted) for r in results)
+    assert rig.error(await rig.draw(4)) < 0.02
