@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from leeway.errors import EXIT_USAGE, LeewayError, UsageError
+from leeway.errors import EXIT_INTERRUPTED, LeewayError, UsageError
 
 app = typer.Typer(
     name="leeway",
@@ -138,13 +139,14 @@ def config_show(file: Annotated[Path, typer.Argument(help="YAML file of a run.")
 
 def main() -> None:
     """Entry point: errors become one message and an exit code."""
+    logging.basicConfig(level=logging.ERROR, format="leeway: %(message)s")
     try:
         app()
     except LeewayError as exc:
         typer.echo(f"leeway: {exc}", err=True)
         sys.exit(exc.exit_code)
     except KeyboardInterrupt:
-        sys.exit(EXIT_USAGE + 128)
+        sys.exit(EXIT_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from leeway.launch.services import Service, describe_exit, stop_all
 from leeway.launch.table import View, open_view
 from leeway.messages import Event, Report, SamplerStatus, Verdict, decode
 from leeway.redis_server import EmbeddedRedis
-from leeway.streams import Keys, Tail, connect, retrying
+from leeway.streams import Keys, RedisUnavailable, Tail, connect, retrying
 
 REDIS_ENV = "LEEWAY_REDIS_URL"
 POLL_S = 0.2
@@ -151,7 +151,7 @@ class LocalRun:
         check_ports(self.config)
         load_task(self.config.task)
         url = self._redis_url(stack)
-        self.client = connect(url, socket_timeout_s=self.config.redis.socket_timeout_s)
+        self.client = self._connect(url)
         stack.callback(self.client.close)
         stack.callback(self._delete_keys)
         model = self._prepare_model()
@@ -167,6 +167,12 @@ class LocalRun:
         return prepare_model(
             self.config.model, task=self.config.task, seed=self.config.seed, progress=self.view.status
         )
+
+    def _connect(self, url: str) -> redis.Redis:
+        try:
+            return connect(url, socket_timeout_s=self.config.redis.socket_timeout_s, wait_s=5.0)
+        except RedisUnavailable as exc:
+            raise UsageError(f"{exc}; start that server, or leave --redis and redis.url away") from exc
 
     def _redis_url(self, stack: ExitStack) -> str:
         if self.config.redis.url:

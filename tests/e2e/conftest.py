@@ -1,0 +1,43 @@
+"""Fixtures of the end-to-end tests."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # tests are imported by path, see --import-mode
+
+from e2e_support import SMALL, Run, StartRun
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model cache of this session, so that tests do not depend on what this machine has built before."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def start_run(cache: Path, tmp_path: Path) -> Iterator[StartRun]:
+    """Starts runs of SMALL with sections changed: start_run("--steps", "3", out=..., sync={...})."""
+    runs: list[Run] = []
+
+    def start(*args: str, out: Path | None = None, **sections: Any) -> Run:
+        config = {k: {**v, **sections.pop(k, {})} if isinstance(v, dict) else v for k, v in SMALL.items()}
+        path = tmp_path / f"config-{len(runs)}.json"  # JSON is YAML
+        path.write_text(json.dumps({**config, **sections}))
+        where = out or tmp_path / f"run-{len(runs)}"
+        if "--resume" not in args:
+            args = ("--out", str(where), *args)
+        run = Run(cache, where, path, *args)
+        runs.append(run)
+        return run
+
+    yield start
+    for run in runs:
+        run.kill_everything()
+        run.process.wait(10)

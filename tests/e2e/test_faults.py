@@ -1,0 +1,148 @@
+"""Kills and signals in the middle of real runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from e2e_support import Run, StartRun
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def digests(run: Run) -> list[str]:
+    """What each step trained on: prompts, in order."""
+    return [row["batch/digest"] for row in run.rows()]
+
+
+def test_a_killed_sampler_is_replaced_and_no_ticket_is_lost_or_doubled(start_run: StartRun) -> None:
+    calm = start_run("--steps", "6", seed=3)
+    code, output = calm.finish()
+    assert code == 0, output
+    run = start_run("--steps", "6", "--samplers", "2", seed=3)
+    run.wait_for(lambda: len(run.rows()) >= 1)
+    run.service("leeway_sampler", "sampler-0").send_signal(signal.SIGKILL)
+    code, output = run.finish(400)
+    assert code == 0, output
+    assert "sampler-0 ended (killed by SIGKILL) and was started again" in output
+    assert run.summary()["steps"] == 6
+    assert digests(run) == digests(calm)
+    run.assert_nothing_left()
+
+
+def test_the_only_sampler_killed_mid_batch(start_run: StartRun) -> None:
+    run = start_run("--steps", "4", task={"size": 64}, batch={"prompts": 32, "group_size": 8})
+    run.wait_for(lambda: len(run.rows()) >= 1)
+    run.service("leeway_sampler").send_signal(signal.SIGKILL)
+    code, output = run.finish(400)
+    assert code == 0, output
+    assert run.summary()["steps"] == 4
+    run.assert_nothing_left()
+
+
+def test_a_killed_trainer_resumes_at_its_checkpoint(start_run: StartRun) -> None:
+    calm = start_run("--steps", "8", seed=4)
+    assert calm.finish()[0] == 0
+    run = start_run("--steps", "8", seed=4)
+    run.wait_for(lambda: len(run.rows()) >= 3)
+    run.service("leeway_trainer").send_signal(signal.SIGKILL)
+    code, output = run.finish()
+    assert code == 1, output
+    assert "trainer ended (killed by SIGKILL)" in output
+    assert f"leeway run --resume {run.out}" in output
+    assert run.summary()["status"] == "failed"
+    run.assert_nothing_left()
+    before = run.rows()
+    again = start_run("--resume", str(run.out), "--steps", "8", out=run.out, seed=4)
+    code, output = again.finish()
+    assert code == 0, output
+    rows = again.rows()
+    assert [row["step"] for row in rows] == list(range(8))
+    assert digests(again) == digests(calm)
+    epochs = [row["epoch"] for row in rows]
+    assert epochs == sorted(epochs)
+    assert epochs[-1] > before[0]["epoch"]
+    versions = [row["weights/version"] for row in rows]
+    assert versions == sorted(versions)
+    again.assert_nothing_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["starting", "training"])
+def test_signals_leave_nothing_behind(start_run: StartRun, moment: str, number: signal.Signals) -> None:
+    run = start_run("--steps", "500")
+    if moment == "training":
+        run.wait_for(lambda: len(run.rows()) >= 2)
+    else:
+        run.wait_for(lambda: (run.out / "logs" / "sampler-0.log").exists())
+    run.process.send_signal(number)
+    code, output = run.finish(60)
+    assert code == 130, output
+    assert number.name in output
+    assert run.summary()["status"] == "interrupted"
+    run.assert_nothing_left()
+
+
+def test_a_killed_launcher_leaves_nothing_behind(start_run: StartRun) -> None:
+    run = start_run("--steps", "500")
+    run.wait_for(lambda: len(run.rows()) >= 1)
+    run.process.kill()
+    run.process.wait()
+    run.assert_nothing_left(30)
+
+
+def test_a_killed_controller_goes_on(start_run: StartRun) -> None:
+    run = start_run("--steps", "12")
+    run.wait_for(lambda: len(run.rows()) >= 2)
+    run.service("leeway_controller").send_signal(signal.SIGKILL)
+    code, output = run.finish()
+    assert code == 0, output
+    assert "controller ended (killed by SIGKILL) and was started again" in output
+    assert run.summary()["steps"] == 12
+    run.assert_nothing_left()
+
+
+def test_an_engine_that_dies_takes_its_sampler_along_and_is_replaced(start_run: StartRun) -> None:
+    run = start_run("--steps", "12")
+    run.wait_for(lambda: len(run.rows()) >= 2)
+    sampler = run.service("leeway_sampler")
+    engines = [p for p in sampler.children(recursive=True) if "EngineCore" in " ".join(p.cmdline())]
+    assert engines
+    os.kill(engines[0].pid, signal.SIGKILL)
+    code, output = run.finish(400)
+    assert code == 0, output
+    assert run.summary()["steps"] == 12
+    run.assert_nothing_left()
+
+
+def test_synchronous_runs_with_one_seed_consume_identical_batches(start_run: StartRun) -> None:
+    runs = [start_run("--samplers", "1", sync={"max_lead": 0}, seed=11) for _ in range(1)]
+    assert runs[0].finish()[0] == 0
+    other = start_run("--samplers", "1", sync={"max_lead": 0}, seed=11)
+    assert other.finish()[0] == 0
+    assert digests(runs[0]) == digests(other)
+    assert len(set(digests(other))) == len(digests(other))
+    different = start_run("--samplers", "1", sync={"max_lead": 0}, seed=12)
+    assert different.finish()[0] == 0
+    assert digests(different) != digests(other)
+
+
+def test_a_redis_of_ones_own(start_run: StartRun, redis_server: object, client: object) -> None:
+    run = start_run("--redis", redis_server.url)  # type: ignore[attr-defined]
+    code, output = run.finish()
+    assert code == 0, output
+    assert client.dbsize() == 0  # type: ignore[attr-defined]
+    assert redis_server.password not in (run.out / "config.yaml").read_text()  # type: ignore[attr-defined]
+    for log in Path(run.out / "logs").iterdir():
+        assert redis_server.password not in log.read_text()  # type: ignore[attr-defined]
+    run.assert_nothing_left()
+
+
+def test_two_trainer_ranks_and_two_samplers(start_run: StartRun) -> None:
+    run = start_run("--samplers", "2", trainer={"ranks": 2, "zero_stage": 3})
+    code, output = run.finish(400)
+    assert code == 0, output
+    assert all(row["disc/abs_mean"] < 0.02 for row in run.rows())
+    run.assert_nothing_left()
