@@ -120,6 +120,7 @@ class Policy:
         self.config, self.ranks = config, ranks
         if config.gradient_checkpointing:
             model.lm.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()  # needed for gradient checkpointing; dropout is off
         self.engine, self.optimizer, _, _ = deepspeed.initialize(
             model=model,
             model_parameters=_parameter_groups(model, config.weight_decay),

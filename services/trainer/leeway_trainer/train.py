@@ -125,14 +125,16 @@ class Trainer:
     def resync_wanted(self, metrics: Metrics, step: int) -> bool:
         """The controller's verdict on `step`; without one in time, the same policy applied here."""
         wanted = False
-        if self.feed and step + 1 < self.config.trainer.steps:
+        if self.feed and step + 1 < self.config.trainer.steps and not self.stopping:
             started = time.monotonic()
             verdict = self.feed.verdicts.wait(step, self.config.sync.verdict_timeout_s, self._stop_asked)
             self.times["time/verdict_s"] = time.monotonic() - started
-            if verdict is not None:
-                wanted = self.feed.verdicts.resync_since(self.published_at) is not None
-            else:
-                wanted = decide_resync(self._facts(metrics, step), self.config.sync).reason is not None
+            # Also a resync that was asked for earlier and came too late then.
+            wanted = self.feed.verdicts.resync_since(self.published_at) is not None
+            if verdict is None and not self.stopping:
+                wanted = (
+                    wanted or decide_resync(self._facts(metrics, step), self.config.sync).reason is not None
+                )
                 self.times["verdict/self"] = 1.0
                 log.warning("step %d: no verdict in time, decided alone: resync=%s", step, wanted)
         return bool(self.ranks.share_int(int(wanted)))

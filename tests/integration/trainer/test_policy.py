@@ -66,12 +66,12 @@ def reference_step(tiny_dir, rollouts, counts):
     return {n.removeprefix("lm."): p.detach() for n, p in model.named_parameters()}, float(norm)
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_micro_batches_give_the_update_of_the_whole_batch(tiny_dir, ranks, stage):
+@pytest.mark.parametrize(("stage", "recompute"), [*((s, False) for s in STAGES), (0, True), (3, True)])
+def test_micro_batches_give_the_update_of_the_whole_batch(tiny_dir, ranks, stage, recompute):
     rollouts = make_batch()
     counts = sum(r.response_ids.size for r in rollouts)
     want, norm = reference_step(tiny_dir, rollouts, counts)
-    policy = Policy(load(tiny_dir), _config(tiny_dir, stage), ranks)
+    policy = Policy(load(tiny_dir), _config(tiny_dir, stage, gradient_checkpointing=recompute), ranks)
     result = train(policy, micro_batches(rollouts, budget=30), counts)
     got = weights(policy)
     assert list(got) == list(want)
