@@ -13,8 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,26 +86,34 @@ def check_ports(config: RunConfig) -> None:
                 ) from exc
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Within it SIGINT, SIGTERM and SIGHUP raise Interrupted, once; after it they are ignored."""
+class StopRequest:
+    """SIGINT, SIGTERM and SIGHUP while it is entered: remembered, and looked at by `check`.
 
-    def stop(number: int, frame: object) -> None:
-        ignore_signals()
-        raise Interrupted(f"stopped by {signal.Signals(number).name}")
+    With `immediate` set the signal also raises Interrupted where it arrives, to cut short work that does not
+    look; Python drops such an exception in a few places, which is why it is remembered as well.
+    """
 
-    for number in STOP_SIGNALS:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        ignore_signals()
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.immediate = False
 
+    def __enter__(self) -> StopRequest:
+        self._before = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
+        return self
 
-def ignore_signals() -> None:
-    """While processes are being stopped, another Ctrl-C must not leave half of them behind."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self.number = number
+        if self.immediate:
+            self.check()
+
+    def check(self) -> None:
+        """Raise Interrupted when a signal came."""
+        if self.number is not None:
+            raise Interrupted(f"stopped by {signal.Signals(self.number).name}")
 
 
 class LocalRun:
@@ -124,23 +131,20 @@ class LocalRun:
         self.out.mkdir(parents=True, exist_ok=True)
         self.recorder = Recorder(self.out, self.config)
         self.view: View = open_view(self.config.trainer.steps, self.as_json)
-        handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-        with ExitStack() as stack:
+        with StopRequest() as self.stop, ExitStack() as stack:
             stack.callback(self.view.close)
             try:
-                with interruptible():
-                    self._run(stack)
+                self._run(stack)
             except Interrupted as exc:
                 status, error, code = "interrupted", str(exc), exc.exit_code
             except LeewayError as exc:
                 status = "stalled" if isinstance(exc, StalledError) else "failed"
                 error, code = str(exc), exc.exit_code
             finally:
+                self.stop.immediate = False
                 # Without mercy after a failure, with a drain after success (which _run has done).
                 stop_all(self.services, grace_s=2.0)
             summary = self.recorder.finish(status, error)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         return Result(summary, self.out, code)
 
     # -- prepare and start ------------------------------------------------------------
@@ -148,6 +152,7 @@ class LocalRun:
     def _run(self, stack: ExitStack) -> None:
         from leeway.tasks import load_task
 
+        self.stop.immediate = True
         check_ports(self.config)
         load_task(self.config.task)
         url = self._redis_url(stack)
@@ -155,6 +160,7 @@ class LocalRun:
         stack.callback(self.client.close)
         stack.callback(self._delete_keys)
         model = self._prepare_model()
+        self.stop.immediate = False
         write_atomic(self.out / "config.yaml", dump_config(self.config))
         self._start_services(url, model)
         self._watch()
@@ -245,6 +251,7 @@ class LocalRun:
         ]
         began = time.monotonic()
         while True:
+            self.stop.check()
             done = self.trainer.poll() == 0
             self._drain(*tails)
             if done:
