@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -24,6 +25,7 @@ from leeway.messages import ReportHeader, Rollout, pack, unpack
 from leeway.resync import SyncFacts, decide_resync
 from leeway.streams import Keys, retrying
 from leeway.weights import free_versions, publish_weights
+from leeway_trainer.batch import batch_digest
 from leeway_trainer.checkpoint import (
     TrainState,
     export_model,
@@ -99,7 +101,8 @@ class Trainer:
             rollouts = self.next_rollouts()
             metrics = train_step(self.policy, self.snapshot, rollouts, self.config, step, self._pause)
             self.next_batch = step + 1
-            self._report("step", step, self._with_times(metrics, step))
+            digest = batch_digest(rollouts)
+            self._report("step", step, {**self._with_times(metrics, step), "batch/digest": digest})
             if self.resync_wanted(metrics, step):
                 self.resync()
             self.checkpoint_if_due()
@@ -288,7 +291,7 @@ class Trainer:
             "time/publish_s": 0.0,
             **times,
             "time/step_s": wall,
-            "tokens_per_s": metrics["tokens"] / max(busy, 1e-9),
+            "trainer/tokens_per_s": metrics["tokens"] / max(busy, 1e-9),
             "trainer/busy_fraction": 1.0 - min(1.0, times.get("time/wait_s", 0.0) / max(wall, 1e-9)),
         }
         if self.feed:
@@ -296,7 +299,7 @@ class Trainer:
             self.feed.tokens_voided = 0
         return result
 
-    def _report(self, event: str, step: int, metrics: Metrics | None = None) -> None:
+    def _report(self, event: str, step: int, metrics: Mapping[str, float | str] | None = None) -> None:
         if self.feed is None:
             return
         self.feed.report(
