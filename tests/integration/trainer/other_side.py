@@ -60,6 +60,7 @@ class OtherSide:
     def wait_for(self, what: Callable[[], bool], budget_s: float = 60.0) -> None:
         deadline = time.monotonic() + budget_s
         while not what():
+            assert self._thread.is_alive(), "the other side died; see its traceback"
             assert time.monotonic() < deadline, f"did not happen within {budget_s} s; {self.reports=}"
             time.sleep(0.02)
 
@@ -77,14 +78,14 @@ class OtherSide:
         self.reports.append(report)
         if report.event != "step":
             return
-        metrics = {name: float(value or 0) for name, value in report.metrics.items()}
+        metrics = report.metrics
         last = report.step + 1 >= self.config.trainer.steps
         facts = SyncFacts(
             report.step,
             report.age,
-            metrics["lag/ess_tok"],
-            metrics["lag/ess_seq"],
-            metrics["lag/clip_fraction"],
+            float(metrics["lag/ess_tok"] or 0),
+            float(metrics["lag/ess_seq"] or 0),
+            float(metrics["lag/clip_fraction"] or 0),
             last=last,
         )
         decision = decide_resync(facts, self.config.sync)

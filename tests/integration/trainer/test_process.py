@@ -23,7 +23,7 @@ ENV = {
     "OMP_NUM_THREADS": "1",
     "PYTHONWARNINGS": "ignore",
 }
-EXIT_BUDGET_S = 60
+EXIT_BUDGET_S = 120
 
 
 class Process:
