@@ -128,7 +128,7 @@ def build_model(params: TinyParams, tokenizer: Any, max_length: int, seed: int) 
         num_attention_heads=params.heads,
         num_key_value_heads=params.heads // 2 if params.heads % 2 == 0 else params.heads,
         head_dim=32,
-        max_position_embeddings=max(max_length, 64),
+        max_position_embeddings=max_length,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

@@ -206,6 +206,7 @@ PANELS = [
     Panel(
         "staleness", "Staleness", "How far the sampler's weights are behind the trainer's.", draw_staleness
     ),
+    Panel("clipping", "Clipped tokens", "Tokens that the clip of the lag ratio holds back.", draw_clipping),
     Panel(
         "throughput",
         "Throughput",
