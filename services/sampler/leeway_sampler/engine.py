@@ -109,9 +109,16 @@ def engine_args(config: RunConfig, model: str, *, cpu: bool, head: int) -> dict[
         "trust_remote_code": config.model.trust_remote_code,
         "disable_log_stats": True,
     }
-    if not cpu:
+    # bfloat16 logits of size 16 are rounded to steps of 0.125, and their log-probs with them.
+    overrides = {"head_dtype": "float32", **config.sampler.engine_args.get("hf_overrides", {})}
+    if cpu:
+        # A prompt that is split over two steps of a request with a seed kills vLLM on CPU: it rewinds the
+        # request's generator, which CPU generators cannot do.
+        args["enable_chunked_prefill"] = False
+        args["max_num_batched_tokens"] = max(2048, config.model.max_length)
+    else:
         args["gpu_memory_utilization"] = config.sampler.gpu_memory_utilization
-    return args | config.sampler.engine_args
+    return args | config.sampler.engine_args | {"hf_overrides": overrides}
 
 
 def sampling_arguments(

@@ -59,8 +59,8 @@ def perturbed(base: dict[str, torch.Tensor], seed: int, scale: float = 0.05) -> 
 
 
 def reference_logp(model: Any, prompt: list[int], response: list[int]) -> torch.Tensor:
-    """log pi of the model over the vocabulary before each response token, f32 [T, V]."""
+    """log pi of the model over the vocabulary before each response token, f32 [T, V]; float32 head."""
     ids = torch.tensor([prompt + response])
     with torch.no_grad():
-        logits = model(ids).logits[0, len(prompt) - 1 : -1]
-    return logits.float().log_softmax(dim=-1)
+        hidden = model.model(ids).last_hidden_state[0, len(prompt) - 1 : -1]
+        return (hidden.float() @ model.lm_head.weight.float().T).log_softmax(dim=-1)

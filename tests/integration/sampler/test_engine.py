@@ -163,6 +163,13 @@ async def test_old_keys_and_values_are_not_found_again(rig):
     assert rig.error(await rig.draw(4, 16, prompt), prompt) < 0.03
 
 
+async def test_more_prompt_tokens_than_one_step_takes(rig):
+    await rig.resync()
+    prompts = [[*PROMPT, 3 + seed, *PROMPT * 15] for seed in range(40)]  # 5,160 tokens, few of them cached
+    calls = [rig.engine.generate(f"p{s}", prompt, s, 8) for s, prompt in enumerate(prompts)]
+    assert len(await asyncio.gather(*calls)) == 40
+
+
 async def test_a_damaged_broadcast_leaves_the_old_weights(rig):
     await rig.resync()
     held, version = rig.engine.digest, rig.version
