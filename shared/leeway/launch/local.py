@@ -221,6 +221,7 @@ class LocalRun:
                 "--standalone",
                 f"--nproc-per-node={self.config.trainer.ranks}",
                 "-m",
+                "--",  # torchrun would take our --run for its own --run-path
                 "leeway_trainer",
             ]
         trainer += [*common, "--out", str(self.out)] + (["--resume", str(self.out)] if self.resume else [])
