@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from leeway.errors import UsageError
-from leeway_trainer.head import HeadLogProbs, LogitsTransform, TokenQuery, token_log_probs
+from leeway_trainer.head import HeadLogProbs, LogitsTransform, TokenQuery
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -110,7 +110,7 @@ def check_logits(model: PolicyModel) -> None:
     query = TokenQuery(
         every[:, 0], every, torch.ones_like(every, dtype=torch.bool), torch.zeros(1, dtype=torch.bool)
     )
-    _, found = token_log_probs(hidden, model.head.weight, model.head.bias, query, model.head.transform, 1.0)
+    _, found = model.head(hidden, query, 1.0)
     worst = float((found[0] - expected).abs().max())
     if not worst < 0.05:
         raise UsageError(

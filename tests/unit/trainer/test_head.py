@@ -58,7 +58,7 @@ def test_complete_support_sums_to_one():
     hidden, weight, bias, query = make(complete=True)
     _, head = token_log_probs(hidden, weight, bias, query, LogitsTransform(), 1.0)
     mass = (head.exp() * query.head_mask).sum(-1)
-    torch.testing.assert_close(mass, torch.ones(N))
+    torch.testing.assert_close(mass, torch.ones(N, dtype=mass.dtype))
 
 
 def test_mixed_support_has_no_nan_gradient():
