@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,9 @@ from leeway.tasks.base import Task, TaskError
 from leeway.tasks.scoring import Reward, build_reward
 
 log = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 3
+"""Times that a response is scored again because the workers died for a reason of their own."""
 
 START_BUDGET_S = 60.0
 """A worker that has not started scoring after this long is given up."""
@@ -39,6 +43,10 @@ class RewardResult:
     error: str | None = None
 
 
+class ScoringError(Exception):
+    """A response that got no reward, and why."""
+
+
 class RewardPool:
     """Scores responses of a task in `workers` subprocesses, each scoring within `timeout_s`.
 
@@ -49,23 +57,31 @@ class RewardPool:
     def __init__(
         self, config: TaskConfig, workers: int | None = None, timeout_s: float | None = None
     ) -> None:
-        from pebble import ProcessPool
-
+        self._config = config
         self._workers = config.reward_workers if workers is None else workers
         self._timeout_s = config.reward_timeout_s if timeout_s is None else timeout_s
         self._error_reward = config.error_reward
         self._scoring: set[Future[float]] = set()
-        self._pool = ProcessPool(
-            max_workers=self._workers,
-            initializer=_start_worker,
-            initargs=(config.model_dump(), os.getpid()),
-            context=multiprocessing.get_context("spawn"),
-        )
-        self._pool.schedule(_ping)
+        self._closed = False
+        self._pool = self._open_pool()
 
     async def score(self, index: int, response: str) -> RewardResult:
         """The reward of `response` to item `index`. Never raises because of what the reward function does."""
-        future = self._pool.schedule(_score, args=(index, response), timeout=self._timeout_s)
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                value = await self._score_once(index, response)
+            except BrokenProcessPool:  # says nothing about this response: score it again
+                continue
+            except ScoringError as error:
+                return self._failed(str(error))
+            return RewardResult(value)
+        return self._failed(f"the reward workers died {MAX_ATTEMPTS} times before they scored this response")
+
+    async def _score_once(self, index: int, response: str) -> float:
+        """The reward; ScoringError if there is none, BrokenProcessPool if the pool gave up meanwhile."""
+        if self._closed:
+            raise ScoringError("the reward pool is closed")
+        future = self._schedule(index, response)
         self._scoring.add(future)
         budget_s = START_BUDGET_S + self._timeout_s * (1 + len(self._scoring) / self._workers)
         try:
@@ -75,19 +91,22 @@ class RewardPool:
             self._scoring.discard(future)
             future.cancel()  # no effect on one that is done; kills the worker of one that is not
         if waiting.cancelled():
-            return self._failed("the reward pool was closed while scoring")
+            raise ScoringError("the reward pool was closed while scoring")
         if not waiting.done():
-            return self._failed(f"no reward worker answered within {budget_s:.0f} s")
+            raise ScoringError(f"no reward worker answered within {budget_s:.0f} s")
         error = waiting.exception()
+        if isinstance(error, BrokenProcessPool):
+            raise error
         if error is not None:
-            return self._failed(_describe(error, self._timeout_s))
+            raise ScoringError(_describe(error, self._timeout_s))
         value = waiting.result()
         if not math.isfinite(value):
-            return self._failed(f"the reward function returned {value}")
-        return RewardResult(value)
+            raise ScoringError(f"the reward function returned {value}")
+        return value
 
     def close(self, budget_s: float = 5.0) -> None:
         """Kill the workers, waiting at most `budget_s`. What is still being scored is cancelled."""
+        self._closed = True
         for future in list(self._scoring):
             future.cancel()
         self._pool.stop()
@@ -105,6 +124,32 @@ class RewardPool:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    def _schedule(self, index: int, response: str) -> Future[float]:
+        if not self._pool.active:
+            self._replace_pool()
+        try:
+            return self._pool.schedule(_score, args=(index, response), timeout=self._timeout_s)
+        except RuntimeError as error:  # it broke since it was looked at
+            raise BrokenProcessPool(str(error)) from error
+
+    def _open_pool(self) -> Any:
+        from pebble import ProcessPool
+
+        pool = ProcessPool(
+            max_workers=self._workers,
+            initializer=_start_worker,
+            initargs=(self._config.model_dump(), os.getpid()),
+            context=multiprocessing.get_context("spawn"),
+        )
+        pool.schedule(_ping)
+        return pool
+
+    def _replace_pool(self) -> None:
+        """pebble gives a pool up when a worker dies that was not known to be scoring (killed while idle)."""
+        log.warning("reward workers died; starting new ones")
+        self._pool.stop()
+        self._pool = self._open_pool()
 
     def _failed(self, reason: str) -> RewardResult:
         log.warning("reward: %s; counted as %g", reason, self._error_reward)
