@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from leeway.launch.services import Service, describe_exit, stop_all
+from leeway.launch.services import Service, describe_exit, kill_all, stop_all
 from leeway.redis_server import EmbeddedRedis
 
 PARENT = """
@@ -61,6 +61,27 @@ def test_who_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     assert stubborn.poll() == -signal.SIGKILL
 
 
+SHARES_MEMORY = """
+import time
+from multiprocessing import shared_memory
+memory = shared_memory.SharedMemory(create=True, size=1000)
+print("memory", memory.name, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_kill_leaves_no_shared_memory(tmp_path: Path) -> None:
+    sharing = service(tmp_path, SHARES_MEMORY)
+    sharing.start()
+    wait_for(lambda: "memory" in sharing.log_tail())
+    memory = Path("/dev/shm") / sharing.log_tail().split()[-1]
+    assert memory.exists()
+    kill_all([sharing])
+    assert sharing.poll() == -signal.SIGKILL
+    assert not sharing.group_alive()
+    assert not memory.exists()
+
+
 def test_restarts_are_counted_and_kill_what_was_left(tmp_path: Path) -> None:
     parent = service(tmp_path, PARENT, restarts=1)
     parent.start()
@@ -82,7 +103,8 @@ def test_a_service_ends_with_the_process_that_started_it(tmp_path: Path) -> None
 from pathlib import Path
 from leeway.launch.services import Service
 import sys, time
-s = Service("s", [sys.executable, "-c", "import time; time.sleep(600)"], Path({str(tmp_path)!r}) / "s.log", {{}})
+sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+s = Service("s", sleeper, Path({str(tmp_path)!r}) / "s.log", {{}})
 s.start()
 print(s.pid, flush=True)
 time.sleep(600)

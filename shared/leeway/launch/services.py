@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+
+import psutil
 
 from leeway.process import die_with_parent
 
@@ -61,6 +63,19 @@ class Service:
         except ProcessLookupError:
             pass  # nobody left
 
+    def kill_workers(self) -> None:
+        """SIGKILL to everything in the group but multiprocessing's resource trackers.
+
+        Those end by themselves when the others are gone, and remove the shared memory that was left.
+        """
+        for process in psutil.process_iter():
+            try:
+                ours = self._process is not None and os.getpgid(process.pid) == self._process.pid
+                if ours and not any("resource_tracker" in word for word in process.cmdline()):
+                    process.kill()
+            except (ProcessLookupError, psutil.NoSuchProcess):
+                continue  # it ended meanwhile
+
     def group_alive(self) -> bool:
         """True while any process of the group runs."""
         if self._process is None:
@@ -81,7 +96,7 @@ class Service:
         """Start again after an exit; False when it was restarted often enough."""
         if self.restarts >= self.max_restarts:
             return False
-        self.signal_group(signal.SIGKILL)
+        kill_all([self])
         self.restarts += 1
         self.start()
         return True
@@ -103,18 +118,25 @@ def describe_exit(code: int) -> str:
 
 
 def stop_all(services: Iterable[Service], grace_s: float) -> None:
-    """SIGTERM, then after `grace_s` SIGKILL to whole groups; returns when none is left (5 s at most more)."""
+    """SIGTERM, then after `grace_s` SIGKILL to whole groups; returns when nothing is left."""
     services = list(services)
     for service in services:
         service.terminate()
     _wait(services, lambda service: service.running, grace_s)
+    kill_all(services)
+
+
+def kill_all(services: list[Service]) -> None:
+    """SIGKILL to everything in the groups; takes 2 s at most to let shared memory be removed."""
+    for service in services:
+        service.kill_workers()
+    _wait(services, Service.group_alive, 2.0)
     for service in services:
         service.signal_group(signal.SIGKILL)
     _wait(services, Service.group_alive, 5.0)
 
 
-def _wait(services: list[Service], alive: object, budget_s: float) -> None:
-    assert callable(alive)
+def _wait(services: list[Service], alive: Callable[[Service], bool], budget_s: float) -> None:
     deadline = time.monotonic() + budget_s
     while any(alive(service) for service in services) and time.monotonic() < deadline:
         time.sleep(0.05)

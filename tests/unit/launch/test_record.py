@@ -64,9 +64,9 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path: Path) -> None:
 def test_a_run_that_never_started_has_a_summary(tmp_path: Path) -> None:
     summary = Recorder(tmp_path, CONFIG).finish("failed", "no model")
     expected = {
-        "status", "steps", "method", "model", "seed", "wall_s", "reward", "ess_token", "ess_sequence", "lag_var",
-        "discrepancy_kl", "weight_age", "resyncs", "versions", "tokens_generated", "tokens_trained",
-        "tokens_voided", "sampler_busy_fraction", "trainer_busy_fraction",
+        "status", "steps", "method", "model", "seed", "wall_s", "reward", "ess_token", "ess_sequence",
+        "lag_var", "discrepancy_kl", "weight_age", "resyncs", "versions", "tokens_generated",
+        "tokens_trained", "tokens_voided", "sampler_busy_fraction", "trainer_busy_fraction",
     }  # fmt: skip
     assert expected <= summary.keys()
     assert (summary["status"], summary["steps"], summary["reward"]) == ("failed", 0, [])
