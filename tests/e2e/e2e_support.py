@@ -39,7 +39,7 @@ class Run:
     def __init__(self, cache: Path, out: Path, config: Path, *args: str) -> None:
         self.out, self.mark = out, uuid.uuid4().hex
         environ = {k: v for k, v in os.environ.items() if not k.startswith("LEEWAY_")}
-        environ |= {MARK: self.mark, "LEEWAY_CACHE_DIR": str(cache), "CUDA_VISIBLE_DEVICES": ""}
+        environ |= {MARK: self.mark, "LEEWAY_CACHE_DIR": str(cache)}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "leeway.cli", "run", str(config), *args],
             env=environ,
