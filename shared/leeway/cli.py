@@ -108,6 +108,22 @@ def report(run_dir: Annotated[Path, typer.Argument(help="Output directory of a r
 
 
 @app.command()
+def resync(
+    run_id: Annotated[str, typer.Argument(help="Name of the run in Redis, which leeway run --redis prints.")],
+    redis: Annotated[str, typer.Option(help="redis://:password@host:port/0 of the run.")],
+) -> None:
+    """Ask a running run for a resync of its samplers after the current step."""
+    from leeway.streams import MANUAL_FIELD, Keys, connect
+
+    keys = Keys(run_id)
+    client = connect(redis)
+    if not client.exists(keys.state):
+        raise UsageError(f"no run {run_id!r} on this server (there is no key {keys.state})")
+    client.hset(keys.state, MANUAL_FIELD, "1")
+    typer.echo("the samplers get new weights after the next step report")
+
+
+@app.command()
 def corrections() -> None:
     """List the corrections: formula, what they need, source."""
     from rich.console import Console

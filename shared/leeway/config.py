@@ -232,6 +232,7 @@ class TrainerConfig(Section):
     """Positions whose logits exist at the same time."""
     gradient_checkpointing: bool = False
     cpu_threads: int | None = Field(default=None, ge=1)
+    """Threads of a CPU trainer; null: one per core."""
     checkpoint_every: int = Field(default=10, ge=0)
     """Steps between checkpoints; 0: only the last step's."""
     keep_checkpoints: int = Field(default=2, ge=1)

@@ -46,10 +46,9 @@ class Slot:
     index: int
 
 
-class TicketHeader(Header):
-    """Order for one response, fixed before anything is generated."""
+class SlotHeader(Header):
+    """What a ticket and its rollout share: which response, under which version."""
 
-    kind: Literal["ticket"] = "ticket"
     ticket_id: str
     epoch: int = Field(ge=0)
     version: int = Field(ge=0)
@@ -58,25 +57,24 @@ class TicketHeader(Header):
     index: int = Field(ge=0)
     item: int = Field(ge=0)
     """Index of the data set's item, for the reward."""
-    seed: int
-    max_new_tokens: int = Field(ge=1)
 
     @property
     def slot(self) -> Slot:
         return Slot(self.batch, self.group, self.index)
 
 
-class RolloutHeader(Header):
+class TicketHeader(SlotHeader):
+    """Order for one response, fixed before anything is generated."""
+
+    kind: Literal["ticket"] = "ticket"
+    seed: int
+    max_new_tokens: int = Field(ge=1)
+
+
+class RolloutHeader(SlotHeader):
     """One response, wholly drawn under one weight version."""
 
     kind: Literal["rollout"] = "rollout"
-    ticket_id: str
-    epoch: int = Field(ge=0)
-    version: int = Field(ge=0)
-    batch: int = Field(ge=0)
-    group: int = Field(ge=0)
-    index: int = Field(ge=0)
-    item: int = Field(ge=0)
     sampler: str
     finish_reason: Literal["stop", "length"]
     reward: float
@@ -86,10 +84,6 @@ class RolloutHeader(Header):
     support_complete: bool = False
     """The head of every position is the whole distribution that was drawn from."""
     generate_s: float = 0.0
-
-    @property
-    def slot(self) -> Slot:
-        return Slot(self.batch, self.group, self.index)
 
 
 class ReportHeader(Header):

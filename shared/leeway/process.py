@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import logging
 import os
@@ -11,10 +12,25 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Have the kernel end this process when its parent ends (Linux; elsewhere nothing). For `preexec_fn`."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Have the kernel end this process when its parent ends (Linux; elsewhere nothing). For `preexec_fn`.
+
+    `parent`: its process id, if known; a process that was orphaned before this call then ends here.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
+
+
+def service_parser(name: str, description: str) -> argparse.ArgumentParser:
+    """Command line that all services share: where the run's configuration, streams and model are."""
+    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=description)
+    parser.add_argument("--config", required=True, help="resolved configuration of the run (YAML)")
+    parser.add_argument("--run", required=True, help="name of the run in Redis")
+    parser.add_argument("--redis", required=True, help="redis://:password@host:port/db, or env:NAME")
+    parser.add_argument("--model", help="model directory (default: model.name of the configuration)")
+    return parser
 
 
 def setup_logging(level: str, name: str) -> None:

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 TICKETS_GROUP = "samplers"
 ROLLOUTS_GROUP = "trainer"
 REPORTS_GROUP = "controller"
+MANUAL_FIELD = "manual_resync"
+"""Field of the hash `state` that asks for a resync; the controller removes it with its verdict."""
 LOST = (redis.ConnectionError, redis.TimeoutError)
 T = TypeVar("T")
 

@@ -19,10 +19,10 @@ from leeway.messages import (
     VerdictHeader,
     decode,
 )
-from leeway.streams import Keys, Tail, append, now
+from leeway.streams import MANUAL_FIELD, Keys, Tail, append, now
 from leeway.weights import publish_weights
 from leeway_controller.plan import plan_batch
-from leeway_controller.reconcile import MANUAL_FIELD, Controller
+from leeway_controller.reconcile import Controller
 
 GOOD = {"lag/ess_tok": 0.99, "lag/ess_seq": 0.9, "lag/clip_fraction": 0.0}
 

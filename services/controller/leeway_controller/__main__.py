@@ -8,21 +8,17 @@ import signal
 import sys
 
 from leeway.errors import LeewayError
+from leeway.process import secret, service_parser, setup_logging
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="leeway_controller", description="Plans batches, decides resyncs.")
-    parser.add_argument("--config", required=True, help="resolved configuration of the run (YAML)")
-    parser.add_argument("--run", required=True, help="name of the run in Redis")
-    parser.add_argument("--redis", required=True, help="redis://:password@host:port/db, or env:NAME")
-    parser.add_argument("--model", required=True, help="model directory (tokenizer)")
+    parser = service_parser("leeway_controller", "Plans batches, decides resyncs.")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     from leeway.config_load import load_config
-    from leeway.process import secret, setup_logging
     from leeway.streams import Keys, connect
 
     try:
@@ -36,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         from leeway_controller.prompts import prompt_encoder
         from leeway_controller.reconcile import Controller
 
-        encode_item, size = prompt_encoder(config, args.model)
+        encode_item, size = prompt_encoder(config, args.model or config.model.name)
         controller = Controller(client, Keys(args.run), config, encode_item, size)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: setattr(controller, "stopping", True))

@@ -33,6 +33,7 @@ from leeway.messages import (
 )
 from leeway.resync import Decision
 from leeway.streams import (
+    MANUAL_FIELD,
     REPORTS_GROUP,
     ROLLOUTS_GROUP,
     TICKETS_GROUP,
@@ -52,7 +53,6 @@ from leeway_controller.state import ControllerState, decide, decide_commit, live
 log = logging.getLogger(__name__)
 
 STATE_FIELD = "controller"
-MANUAL_FIELD = "manual_resync"
 Encoder = Callable[[int], list[int]]
 """Token ids of the prompt of a data set's item."""
 

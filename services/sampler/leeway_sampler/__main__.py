@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from leeway.errors import EXIT_FAILED, LeewayError
+from leeway.process import secret, service_parser, setup_logging
 
 if TYPE_CHECKING:
     import redis
@@ -21,11 +22,7 @@ log = logging.getLogger("leeway_sampler")
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="leeway_sampler", description="Draws responses with vLLM.")
-    parser.add_argument("--config", required=True, help="resolved configuration of the run (YAML)")
-    parser.add_argument("--run", required=True, help="name of the run in Redis")
-    parser.add_argument("--redis", required=True, help="redis://:password@host:port/db, or env:NAME")
-    parser.add_argument("--model", required=True, help="model directory")
+    parser = service_parser("leeway_sampler", "Draws responses with vLLM.")
     parser.add_argument("--id", required=True, help="name of this sampler, unique in the run")
     parser.add_argument("--port", type=int, help="port of /healthz and /readyz; 0: none")
     return parser.parse_args(argv)
@@ -34,7 +31,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     from leeway.config_load import load_config
-    from leeway.process import secret, setup_logging
     from leeway.streams import connect
 
     try:
@@ -63,8 +59,9 @@ async def _serve(args: argparse.Namespace, config: RunConfig, client: redis.Redi
     from leeway_sampler.serve import Sampler
     from leeway_sampler.text import text_decoder
 
-    decode_text = text_decoder(args.model, config.model.trust_remote_code)
-    engine = await SamplerEngine.start(config, model=args.model, redis_url=url, run=args.run)
+    model = args.model or config.model.name
+    decode_text = text_decoder(model, config.model.trust_remote_code)
+    engine = await SamplerEngine.start(config, model=model, redis_url=url, run=args.run)
     try:
         async with RewardPool(config.task) as rewards:
             sampler = Sampler(client, Keys(args.run), config, engine, rewards, decode_text, args.id)

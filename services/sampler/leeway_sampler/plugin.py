@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
-import sys
+
+from leeway.process import die_with_parent
 
 BACKEND = "redis"
 OWNER_ENV = "LEEWAY_ENGINE_OWNER"
 """Process id of the sampler that owns the engine processes below it."""
-_PR_SET_PDEATHSIG = 1
 
 
 def register() -> None:
@@ -30,8 +28,5 @@ def register() -> None:
 def _end_with_owner() -> None:
     # A sampler that is killed cannot stop its engine, which would keep its cores or its GPU for ever.
     owner = os.environ.get(OWNER_ENV)
-    if owner is None or os.getpid() == int(owner) or not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() == 1 and int(owner) != 1:  # the parent ended before the request was made
-        os.kill(os.getpid(), signal.SIGKILL)
+    if owner is not None and os.getpid() != int(owner):
+        die_with_parent()

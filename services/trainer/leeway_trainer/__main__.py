@@ -10,15 +10,12 @@ import sys
 from pathlib import Path
 
 from leeway.errors import EXIT_OK, LeewayError
+from leeway.process import limit_threads, secret, service_parser, setup_logging
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="leeway_trainer", description="Trains the policy on rollouts.")
-    parser.add_argument("--config", required=True, help="resolved configuration of the run (YAML)")
-    parser.add_argument("--run", required=True, help="name of the run in Redis")
-    parser.add_argument("--redis", required=True, help="redis://:password@host:port/db, or env:NAME")
+    parser = service_parser("leeway_trainer", "Trains the policy on rollouts.")
     parser.add_argument("--out", required=True, type=Path, help="output directory of the run")
-    parser.add_argument("--model", help="model directory (default: model.name of the configuration)")
     parser.add_argument("--resume", type=Path, help="checkpoint, or a run's output directory")
     return parser.parse_args(argv)
 
@@ -26,7 +23,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     from leeway.config_load import load_config
-    from leeway.process import limit_threads, secret, setup_logging
 
     log = logging.getLogger("leeway_trainer")
     client = keys = None

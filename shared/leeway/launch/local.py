@@ -129,7 +129,7 @@ class LocalRun:
         """Prepare, start, watch, stop."""
         status, error, code = "completed", None, 0
         self.out.mkdir(parents=True, exist_ok=True)
-        self.recorder = Recorder(self.out, self.config)
+        self.recorder = Recorder(self.out, self.config, self.run_id)
         self.view: View = open_view(self.config.trainer.steps, self.as_json)
         with StopRequest() as self.stop, ExitStack() as stack:
             stack.callback(self.view.close)
@@ -163,6 +163,8 @@ class LocalRun:
         self.stop.immediate = False
         write_atomic(self.out / "config.yaml", dump_config(self.config))
         self._start_services(url, model)
+        if self.config.redis.url:
+            self.view.note(f"run {self.run_id}; leeway resync {self.run_id} --redis URL asks for new weights")
         self._watch()
         self.view.status("stopping")
         stop_all(self.services, grace_s=self.config.sampler.drain_s + 10)

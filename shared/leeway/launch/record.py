@@ -68,8 +68,8 @@ class SamplerTotals:
 class Recorder:
     """Collects a run's reports and verdicts; `DIR` holds metrics.jsonl and summary.json."""
 
-    def __init__(self, out: Path, config: RunConfig) -> None:
-        self.out, self.config = out, config
+    def __init__(self, out: Path, config: RunConfig, run_id: str = "") -> None:
+        self.out, self.config, self.run_id = out, config, run_id
         self.samplers = SamplerTotals()
         self.rows = read_rows(self.metrics_path)
         self.started_at = time.monotonic()
@@ -131,6 +131,7 @@ class Recorder:
             "status": status,
             "error": error,
             "name": self.config.name,
+            "run_id": self.run_id,
             "steps": len(rows),
             "method": self.config.correction.method,
             "model": self.config.model.name,

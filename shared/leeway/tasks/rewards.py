@@ -8,19 +8,18 @@ on the outcome. Threads cannot be killed, so scoring runs in processes.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import math
 import multiprocessing
 import os
 import signal
-import sys
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
 from leeway.config import TaskConfig
+from leeway.process import die_with_parent
 from leeway.tasks.base import Task, TaskError
 from leeway.tasks.scoring import Reward, build_reward
 
@@ -31,8 +30,6 @@ MAX_ATTEMPTS = 3
 
 START_BUDGET_S = 60.0
 """A worker that has not started scoring after this long is given up."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -180,7 +177,7 @@ _worker = _Worker()
 
 
 def _start_worker(config: dict[str, Any], owner_pid: int) -> None:
-    _die_with_owner(owner_pid)
+    die_with_parent(owner_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's to handle
     from leeway.tasks.load import load_task
 
@@ -192,13 +189,6 @@ def _start_worker(config: dict[str, Any], owner_pid: int) -> None:
         TaskError
     ) as error:  # reported by every scoring; a worker that fails to start would be restarted forever
         _worker.problem = str(error)
-
-
-def _die_with_owner(owner_pid: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != owner_pid:  # it died before the line above
-        os._exit(1)
 
 
 def _score(index: int, response: str) -> float:
