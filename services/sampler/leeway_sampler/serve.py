@@ -241,6 +241,8 @@ class Sampler:
 
     async def _beat(self) -> None:
         while True:
+            if not self.engine.healthy():
+                raise EngineError("vLLM's engine process died")
             await self._attest(self.counters.error)
             await asyncio.to_thread(self.tickets.refresh, list(self._entries))
             await asyncio.sleep(self.config.sync.heartbeat_s)
