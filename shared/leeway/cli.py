@@ -124,17 +124,27 @@ def resync(
 
 
 @app.command()
-def corrections() -> None:
-    """List the corrections: formula, what they need, source."""
+def corrections(
+    name: Annotated[str | None, typer.Argument(help="Show one method and its settings.")] = None,
+) -> None:
+    """List the corrections: formula, what they need, settings with defaults, source."""
     from rich.console import Console
     from rich.table import Table
 
+    from leeway.config import CorrectionConfig
     from leeway.corrections import METHODS
 
-    table = Table("method", "estimator (per token, before aggregation)", "needs", "source")
-    for method in METHODS.values():
+    if name is not None and name not in METHODS:
+        raise UsageError(f"no correction {name!r}; there are: {', '.join(METHODS)}")
+    table = Table("method", "estimator of a token", "needs", "source", show_lines=True)
+    for method in METHODS.values() if name is None else [METHODS[name]]:
         table.add_row(method.name, method.formula, ", ".join(method.needs) or "-", method.source)
     Console().print(table)
+    for key in METHODS[name].defaults if name else ():
+        field = CorrectionConfig.model_fields[key]
+        typer.echo(f"correction.{key}: {json.dumps(field.default)}  {field.description or ''}".rstrip())
+    if name is None:
+        typer.echo("leeway corrections NAME shows the settings of one.")
 
 
 @config_app.command("schema")

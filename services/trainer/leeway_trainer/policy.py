@@ -138,6 +138,11 @@ class Policy:
         self.engine.set_gradient_accumulation_boundary(last)
         return self.engine(batch)
 
+    @torch.no_grad()
+    def score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """As `forward`, without gradient."""
+        return self.engine(batch)
+
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a share of the step's loss.
 
@@ -148,11 +153,14 @@ class Policy:
             self._bad_loss = value
         self.engine.backward(loss * self.ranks.size)  # DeepSpeed averages over the ranks
 
-    def step(self, step: int) -> StepResult:
-        """Clip the accumulated gradient and update theta. Raises NonFiniteError, on every rank alike."""
+    def step(self, step: int, lr_scale: float = 1.0) -> StepResult:
+        """Clip the accumulated gradient and update theta. Raises NonFiniteError, on every rank alike.
+
+        `lr_scale`: factor on the learning rate of this step alone.
+        """
         if self.ranks.any(self._bad_loss is not None):
             raise NonFiniteError(step, "loss", self._bad_loss if self._bad_loss is not None else math.nan)
-        rate = learning_rate(step, self.config)
+        rate = learning_rate(step, self.config) * lr_scale
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         plain = None if hasattr(self.optimizer, "_global_grad_norm") else self._plain_grad_norm()

@@ -2,6 +2,7 @@
 
 rollouts -> advantages, micro-batches of this rank
 theta_s  -> log pi_s                      (no gradient)
+theta    -> log pi_theta                  (no gradient, only for methods that plan on the whole batch)
 theta    -> log pi_theta, surrogate loss  (backward per micro-batch)
 lag and discrepancy of the whole batch, from raw ratios, over all ranks
 clip, AdamW
@@ -10,14 +11,24 @@ clip, AdamW
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from leeway.config import RunConfig
-from leeway.corrections import Denominators, TokenBatch, advantages, lag_metrics, surrogate_loss
+from leeway.corrections import (
+    METHODS,
+    Denominators,
+    TokenBatch,
+    advantages,
+    lag_metrics,
+    lr_scale,
+    plan_batch,
+    surrogate_loss,
+)
 from leeway.messages import Rollout
 from leeway_trainer.batch import MicroBatch, build_micro_batch, input_length, plan_micro_batches
 from leeway_trainer.policy import NonFiniteError
@@ -37,9 +48,11 @@ def train_step(
     config: RunConfig,
     step: int,
     pause: Callable[[], None] = lambda: None,
+    age: int = 0,
 ) -> Metrics:
     """Train on the whole batch `rollouts` (slot order, the same on every rank); metrics of the global batch.
 
+    `age`: optimiser steps done since the weights that drew the rollouts were published.
     `pause` is called between micro-batches, on every rank as often; it may raise to abandon the step before
     anything has changed. Raises NonFiniteError and then leaves the published weights as they were.
     """
@@ -52,16 +65,30 @@ def train_step(
     scored = time.monotonic()
     per_response = response_advantages(rollouts, config)
     counts = denominators(rollouts, config)
+    method, correction = config.correction.method, config.correction
+
+    def tokens_of(i: int, logp: Tensor, head_logp: Tensor) -> TokenBatch:
+        batch = token_batch(batches[i], logp, head_logp, scores[i], per_response, counts)
+        return replace(batch, age=torch.full_like(batch.logp, float(age)))
+
+    plan = None
+    if METHODS[method].plan is not None:
+        before = _Totals()
+        for i, batch in enumerate(batches):
+            pause()
+            before.add(tokens_of(i, *policy.score(batch)))
+        plan = plan_batch(method, global_batch(policy, before.rows, counts), correction)
     totals = _Totals()
-    for i, (batch, score) in enumerate(zip(batches, scores, strict=True)):
+    for i, batch in enumerate(batches):
         pause()
-        logp, head_logp = policy.forward(batch, last=i == len(batches) - 1)
-        tokens = token_batch(batch, logp, head_logp, score, per_response, counts)
-        loss, metrics = surrogate_loss(config.correction.method, tokens, config.correction)
+        tokens = replace(tokens_of(i, *policy.forward(batch, last=i == len(batches) - 1)), plan=plan)
+        loss, metrics = surrogate_loss(method, tokens, correction)
         policy.backward(loss)
         totals.add(tokens, loss, metrics)
-    lag = batch_lag(policy, totals.rows, config, step)
-    result = policy.step(step)
+    every = global_batch(policy, totals.rows, counts)
+    lag = batch_lag(every, config, step)
+    scale = lr_scale(method, every, correction)
+    result = policy.step(step, scale)
     return {
         **reward_metrics(rollouts),
         **lag,
@@ -150,15 +177,25 @@ def reward_metrics(rollouts: Sequence[Rollout]) -> Metrics:
     }
 
 
-def batch_lag(policy: Policy, rows: list[Tensor], config: RunConfig, step: int) -> Metrics:
-    """Lag and discrepancy of the global batch; rows: [n, 5] per micro-batch (see _Totals). Raises
-    NonFiniteError.
-    """
-    every = policy.ranks.gather_rows(torch.cat(rows))
-    logp, logp_sync, logp_mu, sequence, advantage = every.unbind(1)
-    mask = torch.ones(every.shape[0], dtype=torch.bool)
+def global_batch(policy: Policy, rows: list[Tensor], counts: Denominators) -> TokenBatch:
+    """All trained tokens of all ranks, float64 on the CPU, without heads; rows: [n, 5] per micro-batch."""
+    logp, logp_sync, logp_mu, sequence, advantage = policy.ranks.gather_rows(torch.cat(rows)).unbind(1)
+    mask = torch.ones_like(logp, dtype=torch.bool)
+    return TokenBatch(logp, logp_sync, logp_mu, advantage, mask, sequence.long(), counts)
+
+
+def batch_lag(every: TokenBatch, config: RunConfig, step: int) -> Metrics:
+    """Lag and discrepancy of the global batch. Raises NonFiniteError."""
     try:
-        return lag_metrics(logp, logp_sync, logp_mu, mask, sequence.long(), advantage, config.correction)
+        return lag_metrics(
+            every.logp,
+            every.logp_sync,
+            every.logp_mu,
+            every.mask,
+            every.seq_ids,
+            every.advantages,
+            config.correction,
+        )
     except ValueError as error:
         raise NonFiniteError(step, f"a log-ratio ({error})", float("nan")) from error
 
@@ -172,14 +209,16 @@ class _Totals:
         self._tokens = 0
         self._sums: dict[str, float] = {}
 
-    def add(self, tokens: TokenBatch, loss: Tensor, metrics: dict[str, Tensor]) -> None:
+    def add(
+        self, tokens: TokenBatch, loss: Tensor | None = None, metrics: Mapping[str, Tensor] | None = None
+    ) -> None:
         columns = (tokens.logp, tokens.logp_sync, tokens.logp_mu, tokens.seq_ids, tokens.advantages)
         rows = torch.stack([c.detach().double() for c in columns], dim=1)
         self.rows.append(rows[tokens.mask].cpu())
         count = int(tokens.mask.sum())
-        self._loss += float(loss.detach())
+        self._loss += 0.0 if loss is None else float(loss.detach())
         self._tokens += count
-        for name, value in metrics.items():
+        for name, value in (metrics or {}).items():
             self._sums[name] = self._sums.get(name, 0.0) + float(value) * count
 
     def pooled(self, policy: Policy) -> Metrics:

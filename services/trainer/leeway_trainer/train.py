@@ -99,7 +99,8 @@ class Trainer:
         while self.next_batch < self.config.trainer.steps:
             step = self.next_batch
             rollouts = self.next_rollouts()
-            metrics = train_step(self.policy, self.snapshot, rollouts, self.config, step, self._pause)
+            age = step - self.published_at
+            metrics = train_step(self.policy, self.snapshot, rollouts, self.config, step, self._pause, age)
             self.next_batch = step + 1
             digest = batch_digest(rollouts)
             self._report("step", step, {**self._with_times(metrics, step), "batch/digest": digest})

@@ -2,6 +2,8 @@
 
     METHODS           name -> Method (formula, what it needs, its loss)
     surrogate_loss    (method, TokenBatch, CorrectionConfig) -> (loss, metrics)
+    plan_batch        what a method wants to know of the global batch before its gradients
+    lr_scale          what a method does to the step's learning rate
     ess, predict_ess  effective sample size of the lag ratio, and its Gaussian prediction
     lag_metrics       lag and discrepancy of a whole batch
     advantages        grpo, dr_grpo, rloo
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from leeway.corrections.advantage import advantages
     from leeway.corrections.batch import Denominators, TokenBatch
     from leeway.corrections.lag import ess, lag_metrics, predict_ess
-    from leeway.corrections.methods import METHODS, Method, surrogate_loss
+    from leeway.corrections.methods import METHODS, Method, lr_scale, plan_batch, surrogate_loss
 
 _HOME = {
     "advantages": "advantage",
@@ -27,6 +29,8 @@ _HOME = {
     "lag_metrics": "lag",
     "predict_ess": "lag",
     "METHODS": "methods",
+    "lr_scale": "methods",
+    "plan_batch": "methods",
     "Method": "methods",
     "surrogate_loss": "methods",
 }
@@ -38,6 +42,8 @@ __all__ = [
     "advantages",
     "ess",
     "lag_metrics",
+    "lr_scale",
+    "plan_batch",
     "predict_ess",
     "surrogate_loss",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -55,7 +56,15 @@ class TokenBatch:
     support_complete: Tensor | None = None
     """[N] bool: the head is all that could be drawn, there is no tail."""
     logp_prox: Tensor | None = None
-    """[N] log pi_prox(a|h), for methods with a proximal policy."""
+    """[N] log pi_prox(a|h), the policy at the start of the update; None: the current one."""
+    age: Tensor | None = None
+    """[N] optimiser steps between the weights that drew the token and the current ones; None: 0."""
+    plan: Mapping[str, float] | None = None
+    """What the method's `plan` found on the global batch; None: this is the global batch."""
+
+    def prox(self) -> Tensor:
+        """[N] log pi_prox(a|h), no gradient."""
+        return (self.logp if self.logp_prox is None else self.logp_prox).detach()
 
     def has_head(self) -> bool:
         """True when the batch carries everything that centring needs."""

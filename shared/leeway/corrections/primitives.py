@@ -43,6 +43,22 @@ def f_clamp(low: float, high: float) -> Clip:
     return lambda r, advantage: r.clamp(low, high)
 
 
+def f_band(low: float, high: float, inside: str, outside: str) -> Clip:
+    """Masked importance sampling: inside [low, high] the ratio or one, outside nothing or the bound."""
+
+    def clip(r: Tensor, advantage: Tensor) -> Tensor:
+        kept = r if inside == "ratio" else torch.ones_like(r)
+        rest = torch.zeros_like(r) if outside == "drop" else r.clamp(low, high)
+        return torch.where((r >= low) & (r <= high), kept, rest)
+
+    return clip
+
+
+def f_one() -> Clip:
+    """No weight at all."""
+    return lambda r, advantage: torch.ones_like(r)
+
+
 def f_identity() -> Clip:
     """No clip: the weight is the ratio."""
     return lambda r, advantage: r
@@ -82,27 +98,34 @@ def _repeated(ids: Tensor, mask: Tensor) -> Tensor:
     return torch.zeros_like(mask).scatter(1, order, repeated)
 
 
-def tail_ratios(batch: TokenBatch, mu: Tensor, pi: Tensor, pi_s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """rho_mu = (1-Qm)/(1-P), rho_s = (1-Qs)/(1-P), and 1[there is a tail]; each [N, 1].
+def tail_ratios(batch: TokenBatch, pi: Tensor, *others: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """1[there is a tail] and (1-Q)/(1-P) for each of `others` on the head; each [N, 1].
 
-    Off the head mu and pi_s are modelled as proportional to pi_theta. `rho_mu - rho_s` is exactly 0 where
-    both tails are below the floor.
+    Off the head every distribution is modelled as proportional to pi_theta. Two ratios are exactly equal
+    where both tails are below the floor.
     """
     tail = (1 - pi.sum(1, keepdim=True)).clamp_min(TAIL_FLOOR)
-    rho_mu = (1 - mu.sum(1, keepdim=True)).clamp_min(TAIL_FLOOR) / tail
-    rho_s = (1 - pi_s.sum(1, keepdim=True)).clamp_min(TAIL_FLOOR) / tail
-    has_tail = torch.ones_like(rho_mu)
+    ratios = [(1 - q.sum(1, keepdim=True)).clamp_min(TAIL_FLOOR) / tail for q in others]
+    has_tail = torch.ones_like(tail)
     if batch.head_ids is None:
-        has_tail = torch.zeros_like(rho_mu)
+        has_tail = torch.zeros_like(tail)
     elif batch.support_complete is not None:
-        has_tail = (~batch.support_complete).to(rho_mu.dtype)[:, None]
-    return rho_mu, rho_s, has_tail
+        has_tail = (~batch.support_complete).to(tail.dtype)[:, None]
+    return has_tail, ratios
 
 
 def centre_surrogate(batch: TokenBatch, coefficients: Tensor, mask: Tensor) -> Tensor:
     """[N] sum_v sg(coefficients) log pi_theta(v) over the head; its gradient is sum_v c(v) s(v)."""
     assert batch.head_logp is not None
     return (coefficients.detach() * masked(batch.head_logp, mask)).sum(1)
+
+
+def per_response(x: Tensor, batch: TokenBatch, *, mean: bool = False) -> Tensor:
+    """[N] sum (or mean) of x over the trained tokens of each token's own response."""
+    _, inverse = torch.unique(batch.seq_ids, return_inverse=True)
+    sums = torch.zeros(int(inverse.max()) + 1 if inverse.numel() else 0, dtype=x.dtype, device=x.device)
+    total = sums.index_add(0, inverse, masked(x, batch.mask))[inverse]
+    return total / batch.seq_lengths().clamp_min(1) if mean else total
 
 
 def aggregate(per_token: Tensor, batch: TokenBatch, mode: str) -> Tensor:

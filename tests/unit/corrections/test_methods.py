@@ -66,7 +66,8 @@ class Prefix:
 
     def gradient(self, method: str, batch: TokenBatch, **config: object) -> torch.Tensor:
         """Ascent direction: minus the gradient of the loss."""
-        loss, _ = surrogate_loss(method, batch, CorrectionConfig(**config))  # type: ignore[arg-type]
+        settings_ = CorrectionConfig(method=method, **config)  # type: ignore[arg-type]
+        loss, _ = surrogate_loss(method, batch, settings_)
         (grad,) = torch.autograd.grad(loss, self.logits, retain_graph=True)
         return -grad.detach()
 
@@ -290,3 +291,32 @@ def test_masked_tokens_give_nothing_even_when_not_finite() -> None:
     batch = TokenBatch(**{**base.__dict__, "logp": logp, "logp_mu": mu, "mask": mask})
     (grad,) = torch.autograd.grad(surrogate_loss("is", batch, CorrectionConfig())[0], logp)
     assert grad[3] == 0 and torch.isfinite(grad).all() and (grad[:3] != 0).all()
+
+
+@given(st.integers(0, 10**6), st.integers(0, V - 1), st.sampled_from([-2.0, 0.7]))
+@pytest.mark.parametrize(
+    ("method", "config", "ref", "f"),
+    [
+        ("score_centering", {}, "mu", lambda r, a: torch.ones_like(r)),
+        ("none", {"score_centering": True}, "mu", lambda r, a: torch.ones_like(r)),
+        ("is", {"score_centering": True}, "mu", f_identity()),
+        ("tis", {"score_centering": True}, "mu", f_clamp(0.0, 2.0)),
+        ("ppo", {"score_centering": True}, "mu", f_ppo(0.2, 0.2, 3.0)),
+        ("ppo", {"score_centering": True, "reference": "sync"}, "sync", f_ppo(0.2, 0.2, 3.0)),
+    ],
+)
+@settings(max_examples=15, deadline=None)
+def test_score_centring_composes(
+    method: str, config: dict[str, object], ref: str, f: object, seed: int, a: int, advantage: float
+) -> None:
+    """A [ w s(a) - E_mu[w s] ] with the method's own weight; its mean under mu is 0."""
+    p = Prefix(seed)
+    with torch.no_grad():
+        other = p.log_mu if ref == "mu" else p.log_s
+        w = f(torch.exp(p.log_pi - other), torch.tensor(advantage, dtype=torch.float64))  # type: ignore[operator]
+        want = advantage * (w[a] * p.score(a) - p.mean_score(p.log_mu.exp() * w))
+    got = p.gradient(method, p.batch(a, advantage), **config)
+    assert torch.linalg.norm(got - want) <= 1e-10 * max(1.0, float(torch.linalg.norm(want)))
+    grads = [p.gradient(method, p.batch(v, advantage), **config) for v in range(V)]
+    mean = sum(p.log_mu[v].exp() * grads[v] for v in range(V))
+    assert torch.linalg.norm(mean) < 1e-10
