@@ -68,7 +68,7 @@ def run(
 ) -> None:
     """Run everything on this machine: Redis, controller, trainer and samplers."""
     from leeway.config_load import load_config
-    from leeway.launch.local import LocalRun, check_out, default_out
+    from leeway.launch.local import LocalRun, default_out
 
     if resume is not None and out is not None and resume != out:
         raise UsageError("--resume DIR goes on in DIR; leave --out away")
@@ -83,14 +83,18 @@ def run(
     }
     options = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
     resolved = load_config(path, [*(sets or []), *options])
+    if "***@" in (resolved.redis.url or ""):
+        raise UsageError(
+            f"{path}: the password of its Redis is not stored; give --redis or LEEWAY_REDIS__URL"
+        )
     directory = resume or out or default_out(resolved)
-    check_out(directory, resume is not None)
     result = LocalRun(resolved, directory, resume=resume is not None, as_json=as_json).run()
     if as_json:
         typer.echo(json.dumps(result.summary))
     elif result.exit_code:
         typer.echo(f"leeway: {result.summary['error']}", err=True)
-    _say_where(result.out, as_json)
+    if result.summary["steps"]:
+        _say_where(result.out, as_json)
     raise typer.Exit(result.exit_code)
 
 
@@ -110,13 +114,18 @@ def report(run_dir: Annotated[Path, typer.Argument(help="Output directory of a r
 @app.command()
 def resync(
     run_id: Annotated[str, typer.Argument(help="Name of the run in Redis, which leeway run --redis prints.")],
-    redis: Annotated[str, typer.Option(help="redis://:password@host:port/0 of the run.")],
+    redis: Annotated[
+        str, typer.Option(envvar="LEEWAY_REDIS__URL", help="redis://:password@host:port/0 of the run.")
+    ],
 ) -> None:
     """Ask a running run for a resync of its samplers after the current step."""
-    from leeway.streams import MANUAL_FIELD, Keys, connect
+    from leeway.streams import MANUAL_FIELD, Keys, RedisUnavailable, connect
 
     keys = Keys(run_id)
-    client = connect(redis)
+    try:
+        client = connect(redis)
+    except RedisUnavailable as exc:
+        raise UsageError(str(exc)) from exc
     if not client.exists(keys.state):
         raise UsageError(f"no run {run_id!r} on this server (there is no key {keys.state})")
     client.hset(keys.state, MANUAL_FIELD, "1")

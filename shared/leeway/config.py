@@ -7,9 +7,10 @@ Names follow verl, TRL and vLLM where those have one.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Dtype = Literal["bfloat16", "float32"]
 
@@ -18,14 +19,22 @@ class Section(BaseModel):
     """Base of all sections: unknown keys and wrong types are refused, values cannot change later."""
 
     model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, validate_default=True, use_attribute_docstrings=True
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        validate_default=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
     )
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ModelConfig(Section):
     """The policy."""
 
-    name: str = "smollm2-135m-instruct"
+    name: str = Field(default="smollm2-135m-instruct", min_length=1)
     """`smollm2-135m-instruct`, `tiny`, a directory in Hugging Face format, or a hub id."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Only for `tiny`: sizes of the model and of its supervised warm-up."""
@@ -283,7 +292,7 @@ class TrainerConfig(Section):
     lr_schedule: Literal["constant", "linear"] = "constant"
     warmup_steps: int = Field(default=0, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)
-    betas: tuple[float, float] = Field(default=(0.9, 0.95), strict=False)
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), strict=False)
     max_grad_norm: float = Field(default=1.0, gt=0)
     micro_batch_tokens: int = Field(default=4096, ge=16)
     """Padded tokens in one forward and backward pass."""
@@ -307,6 +316,17 @@ class WeightsConfig(Section):
     """Type on the wire, which is what samplers load."""
 
 
+def _is_redis_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        place = parts.hostname and parts.port != 0
+    except ValueError:
+        return False
+    database = parts.path.strip("/")
+    plain = not parts.query and not parts.fragment and (not database or database.isdecimal())
+    return bool(place) and plain and parts.scheme in ("redis", "rediss")
+
+
 class RedisConfig(Section):
     """The Redis or Valkey server that carries everything in flight."""
 
@@ -317,6 +337,16 @@ class RedisConfig(Section):
     socket_timeout_s: float = Field(default=5.0, ge=1)
     reconnect_s: float = Field(default=60.0, gt=0)
     """How long a lost server is retried before a process gives up."""
+
+    @field_validator("url")
+    @classmethod
+    def _plain_url(cls, url: str | None) -> str | None:
+        if url is not None and not _is_redis_url(url):
+            raise ValueError(
+                "expected redis://[user]:password@host:port/0 or rediss://..., without a query; / # ? @ in "
+                "the password are written %2F %23 %3F %40"
+            )
+        return url
 
 
 class TelemetryConfig(Section):
@@ -360,8 +390,11 @@ class RunConfig(Section):
                 f"sampling.max_new_tokens={self.sampling.max_new_tokens} must be below "
                 f"model.max_length={self.model.max_length}, which also holds the prompt"
             )
-        if self.correction.advantage == "rloo" and self.batch.group_size < 2:
-            raise ValueError("correction.advantage=rloo needs batch.group_size >= 2")
+        if self.batch.group_size < 2:
+            raise ValueError(
+                f"correction.advantage={self.correction.advantage} compares the responses to one prompt: "
+                "set batch.group_size >= 2"
+            )
         if self.correction.needs_head and self.sampling.head_tokens == 0:
             raise ValueError(
                 f"correction.method={self.correction.method} needs the head of the sampler's distribution "

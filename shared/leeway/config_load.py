@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -30,8 +29,11 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
-        for key_node, _ in node.value:
+        own = [key_node for key_node, _ in node.value if key_node.tag != "tag:yaml.org,2002:merge"]
+        for key_node in own:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str | int | float | bool | None):
+                raise yaml.constructor.ConstructorError(None, None, "a key is no text", key_node.start_mark)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} stands twice", key_node.start_mark
@@ -51,7 +53,7 @@ def parse_yaml(text: str, source: str) -> Any:
     """YAML text to plain values. Raises ConfigError that names `source`, line and column."""
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as exc:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as exc:
         raise ConfigError(f"{source}: not valid YAML: {' '.join(str(exc).split())}") from exc
 
 
@@ -121,6 +123,8 @@ def _fields_at(path: tuple[int | str, ...]) -> list[str]:
 def _describe(error: Mapping[str, Any]) -> str:
     loc: tuple[int | str, ...] = error["loc"]
     path = ".".join(str(part) for part in loc) or "configuration"
+    if path.startswith("redis"):
+        error = {**error, "input": "***"}  # it may hold a password
     if error["type"] == "extra_forbidden":
         allowed = _fields_at(loc[:-1])
         close = difflib.get_close_matches(str(loc[-1]), allowed, n=1)
@@ -169,10 +173,11 @@ def load_config(
 
 def redact_url(url: str) -> str:
     """The URL with its password replaced by ***."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}"))
+    scheme, sep, rest = url.partition("://")
+    credentials, at, place = rest.rpartition("@")
+    place = re.sub(r"[?#].*", "?***", place)
+    user = credentials.partition(":")[0] + ":***" if ":" in credentials else credentials
+    return f"{scheme}{sep}{user}{at}{place}"
 
 
 def dump_config(config: RunConfig, redact: bool = True) -> str:

@@ -58,7 +58,7 @@ REFUSALS = {
     "port in use": ({"sampler": {"http_port": -1}}, (), "http_port"),
     "bad value": ({"sync": {"max_age": 0}}, (), "sync.max_age"),
     "reward that is not there": ({"task": {"reward": "no_module:f"}}, (), "no_module"),
-    "resume of nothing": ({}, ("--resume", "{tmp}"), "no checkpoint"),
+    "resume of nothing": ({}, ("--resume", "{tmp}"), "no run there"),
 }
 
 

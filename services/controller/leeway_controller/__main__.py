@@ -29,10 +29,11 @@ def main(argv: list[str] | None = None) -> int:
             socket_timeout_s=config.redis.socket_timeout_s,
             wait_s=config.redis.reconnect_s,
         )
-        from leeway_controller.prompts import prompt_encoder
+        from leeway_controller.prompts import check_prompts, prompt_encoder
         from leeway_controller.reconcile import Controller
 
         encode_item, size = prompt_encoder(config, args.model or config.model.name)
+        check_prompts(config, encode_item, size)
         controller = Controller(client, Keys(args.run), config, encode_item, size)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: setattr(controller, "stopping", True))

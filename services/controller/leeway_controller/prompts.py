@@ -8,7 +8,7 @@ from typing import Any
 
 from leeway.config import RunConfig
 from leeway.tasks import encode_prompt, load_task
-from leeway_controller.plan import check_prompt
+from leeway_controller.plan import check_prompt, plan_batch
 
 
 def prompt_encoder(config: RunConfig, model_dir: str) -> tuple[Callable[[int], list[int]], int]:
@@ -27,3 +27,18 @@ def prompt_encoder(config: RunConfig, model_dir: str) -> tuple[Callable[[int], l
         return ids
 
     return encode, len(task)
+
+
+def check_prompts(config: RunConfig, encode: Callable[[int], list[int]], size: int) -> int:
+    """Encode every item that the run will use, so that one that does not fit ends it now and not in hours.
+
+    Returns the number of items. Raises TaskError, PromptError.
+    """
+    items: set[int] = set()
+    for batch in range(config.trainer.steps):
+        if len(items) == size:
+            break
+        items.update(plan_batch(size, config.seed, batch, config.batch.prompts))
+    for item in sorted(items):
+        encode(item)
+    return len(items)

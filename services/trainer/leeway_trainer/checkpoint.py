@@ -117,7 +117,10 @@ def load_checkpoint(checkpoint: Path, policy: Policy) -> TrainState:
             f"checkpoint {checkpoint} was written with (trainer.ranks, zero_stage, dtype) = {then}, "
             f"this run has {now}; resume with the same values"
         )
-    path, _ = policy.engine.load_checkpoint(str(checkpoint), tag=ENGINE_TAG)
+    try:
+        path, _ = policy.engine.load_checkpoint(str(checkpoint), tag=ENGINE_TAG)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise UsageError(f"checkpoint {checkpoint} does not fit this model: {error}") from error
     if path is None:
         raise CheckpointError(
             f"checkpoint {checkpoint}: DeepSpeed found no state in {checkpoint / ENGINE_TAG}"

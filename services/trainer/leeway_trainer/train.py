@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -43,6 +43,20 @@ from leeway_trainer.step import Metrics, train_step
 log = logging.getLogger(__name__)
 EPOCH_FIELD = "epoch"
 STOP, TRAIN, RESYNC = 0, 1, 2
+
+
+class RewardsFailedError(LeewayError):
+    """Not one response of a batch could be scored."""
+
+
+def check_rewards(rollouts: Sequence[Rollout], step: int) -> None:
+    """Raise RewardsFailedError when the reward failed on every response: there is nothing to learn from."""
+    errors = [r.header.reward_error for r in rollouts]
+    if all(errors):
+        raise RewardsFailedError(
+            f"step {step}: the reward failed on all {len(errors)} responses, first with: {errors[0]}; "
+            "check task.reward and task.reward_timeout_s"
+        )
 
 
 class StoppedError(LeewayError):
@@ -99,11 +113,14 @@ class Trainer:
         while self.next_batch < self.config.trainer.steps:
             step = self.next_batch
             rollouts = self.next_rollouts()
+            check_rewards(rollouts, step)
             age = step - self.published_at
             metrics = train_step(self.policy, self.snapshot, rollouts, self.config, step, self._pause, age)
             self.next_batch = step + 1
-            digest = batch_digest(rollouts)
-            self._report("step", step, {**self._with_times(metrics, step), "batch/digest": digest})
+            labels = {"batch/digest": batch_digest(rollouts)}
+            if error := next((r.header.reward_error for r in rollouts if r.header.reward_error), None):
+                labels["reward/error"] = error[:200]
+            self._report("step", step, {**self._with_times(metrics, step), **labels})
             if self.resync_wanted(metrics, step):
                 self.resync()
             self.checkpoint_if_due()

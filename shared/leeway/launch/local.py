@@ -8,12 +8,16 @@ stop       samplers drain; whatever is left is killed; summary.json is written i
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import signal
 import socket
 import sys
 import time
-from contextlib import ExitStack
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,16 +26,27 @@ import redis
 
 from leeway.config import RunConfig
 from leeway.config_load import dump_config
-from leeway.errors import EXIT_INTERRUPTED, EXIT_STALLED, EXIT_USAGE, LeewayError, StalledError, UsageError
+from leeway.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_STALLED,
+    EXIT_USAGE,
+    LeewayError,
+    StalledError,
+    UsageError,
+)
 from leeway.launch.record import Recorder, write_atomic
 from leeway.launch.services import Service, describe_exit, stop_all
 from leeway.launch.table import View, open_view
-from leeway.messages import Event, Report, SamplerStatus, Verdict, decode
+from leeway.messages import Event, Report, ReportHeader, SamplerStatus, Verdict, decode
 from leeway.redis_server import EmbeddedRedis
 from leeway.streams import Keys, RedisUnavailable, Tail, connect, retrying
 
 REDIS_ENV = "LEEWAY_REDIS_URL"
 POLL_S = 0.2
+CONFIG_FILE = "config.yaml"
+SERVICES_CONFIG = ".services.yaml"
+"""What the processes read; it becomes CONFIG_FILE once the trainer has started with it."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -60,20 +75,79 @@ class Result:
 
 def default_out(config: RunConfig) -> Path:
     """runs/<name>-<time>, unless the configuration names a directory."""
-    return Path(config.output.dir or f"runs/{config.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if config.output.dir:
+        return Path(config.output.dir)
+    out = Path(f"runs/{config.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    return out if not out.exists() else out.with_name(f"{out.name}-{os.getpid()}")
 
 
-def check_out(out: Path, resume: bool) -> None:
-    """Refuse a directory of another run, and a resume of what is not there."""
-    if resume and not (out / "checkpoints" / "latest").exists():
-        raise UsageError(f"--resume {out}: no checkpoint there ({out}/checkpoints/latest is missing)")
-    if not resume and (out / "metrics.jsonl").exists():
-        raise UsageError(f"{out} holds a run already: give another --out, or go on with it by --resume {out}")
+@contextmanager
+def claimed(out: Path, resume: bool) -> Iterator[None]:
+    """Hold the output directory: nobody else writes there, and no other run's results are overwritten.
+
+    Raises UsageError when it cannot be used, is in use, holds another run, or holds none to resume.
+    """
+    if resume and not (out / CONFIG_FILE).exists():
+        raise UsageError(f"--resume {out}: no run there ({out / CONFIG_FILE} is missing)")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = (out / ".lock").open("a+")
+    except OSError as exc:
+        raise UsageError(f"the output directory {out} cannot be used: {exc.strerror}") from exc
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            lock.seek(0)
+            raise UsageError(f"{out} is in use by the run of process {lock.read().strip()}") from exc
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        metrics = out / "metrics.jsonl"
+        if not resume and metrics.exists() and metrics.stat().st_size:
+            raise UsageError(
+                f"{out} holds a run already: give another --out, or go on with it by --resume {out}"
+            )
+        yield
+
+
+def check_checkpoint(out: Path, config: RunConfig) -> bool:
+    """True when `out` has a checkpoint that this configuration can go on from, False when it has none.
+
+    Raises UsageError when there is one but it was written by another configuration, or nothing is left to do.
+    """
+    pointer = out / "checkpoints" / "latest"
+    if not pointer.exists():
+        return False
+    state = json.loads((pointer.parent / pointer.read_text().strip() / "leeway.json").read_text())
+    trainer = config.trainer
+    now = {
+        "ranks": trainer.ranks,
+        "zero_stage": trainer.zero_stage,
+        "dtype": trainer.dtype,
+        "model": config.model.name,
+    }
+    for key, value in now.items():
+        if state[key] != value:
+            raise UsageError(
+                f"--resume {out}: its checkpoint was written with {key}={state[key]!r}, this configuration "
+                f"has {value!r}; resume with the same value"
+            )
+    if state["next_batch"] >= trainer.steps:
+        raise UsageError(
+            f"--resume {out}: {state['next_batch']} of trainer.steps={trainer.steps} steps are done already; "
+            f"to go on give more, for example --steps {state['next_batch'] + 10}"
+        )
+    return True
 
 
 def check_ports(config: RunConfig) -> None:
     """Refuse sampler ports that somebody listens on."""
     first = config.sampler.http_port
+    if first and first + config.sampler.replicas > 65536:
+        raise UsageError(
+            f"sampler.http_port={first}: the last of {config.sampler.replicas} ports is beyond 65535"
+        )
     for port in range(first, first + config.sampler.replicas) if first else ():
         with socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -124,11 +198,16 @@ class LocalRun:
         self.services: list[Service] = []
         self.run_id = f"{config.name}-{time.strftime('%Y%m%d%H%M%S')}-{os.getpid()}"
         self.keys = Keys(self.run_id)
+        self.began = False
+        self.reward_errors: set[str] = set()
 
     def run(self) -> Result:
-        """Prepare, start, watch, stop."""
+        """Prepare, start, watch, stop. Raises UsageError when the output directory cannot be used."""
+        with claimed(self.out, self.resume):
+            return self._run_claimed()
+
+    def _run_claimed(self) -> Result:
         status, error, code = "completed", None, 0
-        self.out.mkdir(parents=True, exist_ok=True)
         self.recorder = Recorder(self.out, self.config, self.run_id)
         self.view: View = open_view(self.config.trainer.steps, self.as_json)
         with StopRequest() as self.stop, ExitStack() as stack:
@@ -140,11 +219,17 @@ class LocalRun:
             except LeewayError as exc:
                 status = "stalled" if isinstance(exc, StalledError) else "failed"
                 error, code = str(exc), exc.exit_code
+            except Exception as exc:  # noqa: BLE001 (a bug or a full disk must still end with a summary)
+                status, code = "failed", EXIT_FAILED
+                error = f"{type(exc).__name__}: {exc}; more with --set telemetry.log_level=DEBUG"
+                if self.config.telemetry.log_level == "DEBUG":
+                    error = traceback.format_exc()
             finally:
                 self.stop.immediate = False
                 # Without mercy after a failure, with a drain after success (which _run has done).
                 stop_all(self.services, grace_s=2.0)
-            summary = self.recorder.finish(status, error)
+            # A resume that was refused must not turn a good run's summary into a failed one.
+            summary = self.recorder.finish(status, error, write=self.began or not self.resume)
         return Result(summary, self.out, code)
 
     # -- prepare and start ------------------------------------------------------------
@@ -155,13 +240,14 @@ class LocalRun:
         self.stop.immediate = True
         check_ports(self.config)
         load_task(self.config.task)
+        self.has_checkpoint = self.resume and check_checkpoint(self.out, self.config)
         url = self._redis_url(stack)
         self.client = self._connect(url)
         stack.callback(self.client.close)
         stack.callback(self._delete_keys)
         model = self._prepare_model()
         self.stop.immediate = False
-        write_atomic(self.out / "config.yaml", dump_config(self.config))
+        write_atomic(self.out / SERVICES_CONFIG, dump_config(self.config))
         self._start_services(url, model)
         if self.config.redis.url:
             self.view.note(f"run {self.run_id}; leeway resync {self.run_id} --redis URL asks for new weights")
@@ -203,7 +289,7 @@ class LocalRun:
     def _start_services(self, url: str, model: Path) -> None:
         common = [
             "--config",
-            str(self.out / "config.yaml"),
+            str(self.out / SERVICES_CONFIG),
             "--run",
             self.run_id,
             "--redis",
@@ -226,7 +312,9 @@ class LocalRun:
                 "--",  # torchrun would take our --run for its own --run-path
                 "leeway_trainer",
             ]
-        trainer += [*common, "--out", str(self.out)] + (["--resume", str(self.out)] if self.resume else [])
+        trainer += [*common, "--out", str(self.out)] + (
+            ["--resume", str(self.out)] if self.has_checkpoint else []
+        )
         self.trainer = self._service("trainer", trainer, env)
         self.samplers = []
         for index in range(self.config.sampler.replicas):
@@ -278,12 +366,22 @@ class LocalRun:
         for entry in reports.read(block_s=None):
             report = decode(Report, entry.fields).header
             if report.event == "started":
+                self.began = True
+                write_atomic(self.out / CONFIG_FILE, dump_config(self.config))
                 self.recorder.started(report.step)
             elif report.event == "step":
                 self.recorder.step(report)
+                self._note_reward_errors(report)
             # A verdict follows its report; reading it in between keeps each row with its own verdict.
             self._take_verdicts(verdicts)
         self._take_verdicts(verdicts)
+
+    def _note_reward_errors(self, report: ReportHeader) -> None:
+        text = str(report.metrics.get("reward/error") or "")
+        if text and text not in self.reward_errors and len(self.reward_errors) < 5:
+            self.reward_errors.add(text)
+            count = int(float(report.metrics.get("reward/errors") or 0))
+            self.view.note(f"step {report.step + 1}: {count} responses could not be scored, such as: {text}")
 
     def _take_verdicts(self, verdicts: Tail) -> None:
         for entry in verdicts.read(count=1, block_s=None):

@@ -45,6 +45,14 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
+def _read_summary(path: Path) -> Row:
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
+
+
 class SamplerTotals:
     """Sums over samplers of counters that start at 0 again when a sampler restarts."""
 
@@ -72,8 +80,10 @@ class Recorder:
         self.out, self.config, self.run_id = out, config, run_id
         self.samplers = SamplerTotals()
         self.rows = read_rows(self.metrics_path)
+        self._before = _read_summary(out / "summary.json") if self.rows else {}
         self.started_at = time.monotonic()
         self._waiting: Row | None = None
+        self._epoch = -1
         self._tokens_mark = (time.monotonic(), 0.0)
 
     @property
@@ -89,6 +99,7 @@ class Recorder:
     def step(self, report: ReportHeader) -> None:
         """A step was trained; its row is written with its verdict, or at the latest before the next step."""
         self.flush()
+        self._epoch = report.epoch
         now = time.monotonic()
         since, tokens = self._tokens_mark
         self._tokens_mark = (now, self.samplers["tokens"])
@@ -136,7 +147,7 @@ class Recorder:
             "method": self.config.correction.method,
             "model": self.config.model.name,
             "seed": self.config.seed,
-            "wall_s": round(wall, 1),
+            "wall_s": round(wall + self._earlier("wall_s"), 1),
             **{name: [row.get(metric) for row in rows] for name, metric in PER_STEP.items()},
             "resyncs": [
                 {
@@ -148,20 +159,30 @@ class Recorder:
                 for row in rows
                 if row.get("verdict/action") == "resync"
             ],
-            "tokens_generated": int(self.samplers["tokens"]),
+            "tokens_generated": int(self.samplers["tokens"] + self._earlier("tokens_generated")),
             "tokens_trained": int(sum(_number(row, "tokens") for row in rows)),
             "tokens_voided": int(
-                self.samplers["tokens_voided"] + sum(_number(row, "tokens/voided") for row in rows)
+                self._earlier("tokens_voided")
+                + self.samplers["tokens_voided"]
+                + sum(_number(row, "tokens/voided") for row in rows if row["epoch"] == self._epoch)
             ),
             "sampler_busy_fraction": round(self.samplers["busy_s"] / uptime, 4) if uptime else None,
             "trainer_busy_fraction": round(1 - waited / trainer_time, 4) if trainer_time else None,
         }
 
-    def finish(self, status: str, error: str | None = None) -> dict[str, Any]:
-        """Write summary.json and return it."""
-        self.flush()
-        summary = self.summary(status, error)
-        write_atomic(self.out / "summary.json", json.dumps(summary, indent=1) + "\n")
+    def _earlier(self, name: str) -> float:
+        # What the run had counted before it was resumed.
+        return _number(self._before, name)
+
+    def finish(self, status: str, error: str | None = None, write: bool = True) -> dict[str, Any]:
+        """The summary, also as summary.json unless `write` is false or the disk refuses."""
+        try:
+            self.flush()
+            summary = self.summary(status, error)
+            if write:
+                write_atomic(self.out / "summary.json", json.dumps(summary, indent=1) + "\n")
+        except OSError as exc:
+            summary = self.summary("failed", f"{error or ''}; summary.json cannot be written: {exc.strerror}")
         return summary
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections import deque
@@ -69,7 +70,8 @@ class LiveView:
         for title, _, _ in COLUMNS:
             table.add_column(title, justify="right")
         table.add_column("verdict")
-        for row in self.rows:
+        for shown in self.rows:
+            row = {**shown, "step": shown["step"] + 1}
             style = "yellow" if row.get("verdict/action") == "resync" else None
             cells = [cell(row, metric, form) for _, metric, form in COLUMNS]
             table.add_row(*cells, verdict_text(row), style=style)
@@ -89,25 +91,30 @@ class LiveView:
 
 
 class PlainView:
-    """One line per event, for logs."""
+    """One line per event, for logs. A reader that goes away does not end the run."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
         self._last = ""
 
+    def _print(self, stream: str, text: str) -> None:
+        try:
+            print(text, file=getattr(sys, stream), flush=True)
+        except OSError:  # a closed pipe, a terminal that is gone
+            setattr(sys, stream, io.StringIO())
+
     def status(self, text: str) -> None:
         if text != self._last:
             self._last = text
-            print(text, file=sys.stderr, flush=True)
+            self._print("stderr", text)
 
     def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        self._print("stderr", text)
 
     def row(self, row: Row) -> None:
         cells = (f"{title} {cell(row, metric, form)}" for title, metric, form in COLUMNS[1:])
-        print(
-            f"step {row['step'] + 1}/{self.steps}  " + "  ".join(cells) + f"  {verdict_text(row)}", flush=True
-        )
+        text = f"step {row['step'] + 1}/{self.steps}  " + "  ".join(cells)
+        self._print("stdout", f"{text}  {verdict_text(row)}")
 
     def close(self) -> None:
         return
@@ -117,7 +124,7 @@ class JsonView(PlainView):
     """Each step as one JSON object on standard output."""
 
     def row(self, row: Row) -> None:
-        print(json.dumps(row), flush=True)
+        self._print("stdout", json.dumps(row))
 
 
 def open_view(steps: int, as_json: bool) -> View:

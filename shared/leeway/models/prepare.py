@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from leeway.models.base import ModelError, Progress, default_cache_dir, is_model
 
 __all__ = ["BUILT_IN", "ModelError", "default_cache_dir", "prepare_model"]
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 BUILT_IN = ("smollm2-135m-instruct", "tiny")
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -35,6 +37,15 @@ def prepare_model(
     ModelError says what cannot be had, and why.
     """
     cache = default_cache_dir() if cache_dir is None else Path(cache_dir)
+    try:
+        return _prepare(config, cache, task, seed, progress)
+    except OSError as error:
+        raise ModelError(f"model.name {config.name}: {error} (the cache is {cache})") from error
+
+
+def _prepare(
+    config: ModelConfig, cache: Path, task: TaskConfig | None, seed: int, progress: Progress
+) -> Path:
     if config.params and config.name != "tiny":
         raise ModelError(f"model.params are for the model tiny only; model.name is {config.name!r}")
     if config.name == "smollm2-135m-instruct":
@@ -73,7 +84,25 @@ def _check_dir(directory: Path) -> Path:
         )
     if not is_model_dir(directory):
         raise ModelError(f"model.name: {directory} has no *.safetensors; convert its weights first")
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(f"model.name: {directory} has no tokenizer ({', '.join(TOKENIZER_FILES)})")
+    _check_contents(directory)
     return directory.resolve()
+
+
+def _check_contents(directory: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model.name: {directory / 'config.json'} cannot be read: {error}") from error
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="np") as weights:
+                weights.keys()
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"model.name: {path} cannot be read: {error}") from error
 
 
 def _download(hub_id: str, progress: Progress) -> Path:

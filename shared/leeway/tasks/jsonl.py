@@ -58,11 +58,13 @@ def _read_items(path: Path, prompt_field: str, answer_field: str) -> list[TaskIt
 
 def _read_record(line: bytes, where: str) -> dict[str, Any]:
     try:
-        record = json.loads(line.decode("utf-8"))
+        record = json.loads(line.decode("utf-8-sig").strip())
     except UnicodeDecodeError as error:
         raise TaskError(f"{where}: not UTF-8 (byte {error.start}: {error.reason})") from error
     except json.JSONDecodeError as error:
         raise TaskError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
+    except (ValueError, RecursionError) as error:
+        raise TaskError(f"{where}: not usable JSON ({error})") from error
     if not isinstance(record, dict):
         raise TaskError(f"{where}: expected a JSON object, got {type(record).__name__}")
     return record
@@ -82,6 +84,10 @@ def _build_item(
         )
     metadata = {key: value for key, value in record.items() if key not in (prompt_field, answer_field)}
     prompt = _read_prompt(record[prompt_field], prompt_field, where)
+    try:
+        json.dumps(record, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TaskError(f"{where}: holds half a character (a lone surrogate), which no text can") from error
     return TaskItem(index=index, prompt=prompt, answer=str(answer), metadata=metadata)
 
 

@@ -57,14 +57,16 @@ def build_reward(config: TaskConfig, task: Task) -> Reward:
 
 
 def check_reward(config: TaskConfig, task: Task) -> None:
-    """TaskError if the reward cannot work on this task; looks at its first item."""
+    """TaskError if the reward cannot work on this task; looks at its first item, in a file at all items."""
     build_reward(config, task)
     first = task.item(0)
-    if config.reward == "last_number" and _read_number(first.answer) is None:
-        raise TaskError(
-            f"task.reward: last_number, but the first answer of task {task.name} is {first.answer!r}, "
-            "which is no number"
-        )
+    if config.reward == "last_number":
+        for item in map(task.item, range(len(task) if config.kind == "jsonl" else 1)):
+            if _read_number(item.answer) is None:
+                raise TaskError(
+                    f"task.reward: last_number, but the answer of item {item.index} of task {task.name} is "
+                    f"{item.answer!r}, which is no number"
+                )
     if config.reward == "verifier":
         task.verify(first, first.answer)
 
@@ -77,7 +79,7 @@ def import_function(path: str) -> Callable[[str, str, dict[str, Any]], float]:
         sys.path.append(working_dir)
     try:
         module = importlib.import_module(module_name)
-    except (ImportError, ValueError, SyntaxError) as error:
+    except (Exception, SystemExit) as error:  # whatever the module does at import
         raise TaskError(
             f"task.reward: {path!r}: module {module_name!r} cannot be imported: {error}"
         ) from error

@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from leeway.config import ModelConfig
+from leeway.config import ModelConfig, TaskConfig
 from leeway.models import ModelError, default_cache_dir, prepare_model
 from leeway.models.base import publish_dir
 
@@ -12,7 +14,8 @@ from leeway.models.base import publish_dir
 def model_dir(path):
     path.mkdir()
     (path / "config.json").write_text("{}")
-    (path / "model.safetensors").write_bytes(b"")
+    (path / "tokenizer.json").write_text("{}")
+    save_file({"w": np.zeros(2, np.float32)}, path / "model.safetensors")
     return path
 
 
@@ -20,6 +23,27 @@ def test_local_directory_is_used_as_it_is(tmp_path):
     directory = model_dir(tmp_path / "model")
     assert prepare_model(ModelConfig(name=str(directory)), tmp_path / "cache") == directory
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", b"{", "config.json cannot be read"),
+        ("model.safetensors", b"\0" * 20, "model.safetensors cannot be read"),
+        ("tokenizer.json", None, "has no tokenizer"),
+    ],
+)
+def test_damaged_directories_are_refused_before_anything_starts(tmp_path, name, content, message):
+    directory = model_dir(tmp_path / "model")
+    (directory / name).unlink() if content is None else (directory / name).write_bytes(content)
+    with pytest.raises(ModelError, match=message):
+        prepare_model(ModelConfig(name=str(directory)), tmp_path)
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelError, match="the cache is"):
+        prepare_model(ModelConfig(name="tiny"), tmp_path / "file", task=TaskConfig(kind="digits"))
 
 
 @pytest.mark.parametrize(

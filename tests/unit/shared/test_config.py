@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from leeway.config import RunConfig
-from leeway.config_load import ConfigError, build_config, dump_config, load_config, parse_yaml
+from leeway.config_load import (
+    ConfigError,
+    build_config,
+    dump_config,
+    load_config,
+    parse_yaml,
+    redact_url,
+)
 
 BASE = {"task": {"kind": "digits"}}
 
@@ -53,9 +61,15 @@ def test_missing_section() -> None:
         ({"correction": {"clamp_low": 2.0, "clamp_high": 1.0}}, "must be below clamp_high"),
         ({"correction": {"method": "dcl"}}, "did you mean 'dlc'"),
         ({"sync": {"ticket_idle_s": 1.0}}, "three heartbeats"),
-        ({"batch": {"prompts": 1, "group_size": 1}, "trainer": {"ranks": 2}}, "trainer.ranks=2"),
+        ({"batch": {"prompts": 1, "group_size": 2}, "trainer": {"ranks": 3}}, "trainer.ranks=3"),
         ({"task": {"kind": "jsonl"}}, "task.path is required"),
         ({"task": {"kind": "reasoning_gym"}}, "task.name is required"),
+        ({"correction": {"advantage": "grpo"}, "batch": {"group_size": 1}}, "group_size >= 2"),
+        ({"trainer": {"learning_rate": math.inf}}, "trainer.learning_rate"),
+        ({"trainer": {"betas": [0.9, 1.5]}}, "trainer.betas"),
+        ({"redis": {"url": "http://h"}}, "expected redis://"),
+        ({"redis": {"url": "redis://h:99999"}}, "expected redis://"),
+        ({"model": {"name": ""}}, "model.name"),
         ({"name": "Bad Name"}, "name: got 'Bad Name'"),
     ],
 )
@@ -115,6 +129,29 @@ def test_dump_is_loadable_and_hides_passwords(tmp_path: Path) -> None:
     path = tmp_path / "again.yaml"
     path.write_text(dump_config(config, redact=False))
     assert load_config(path, environ={}) == config
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://127.0.0.1:1/0?password=s3cret",
+        "redis://:a/s3cret@h:1/0",
+        "redis://:a#s3cret@h:1/0",
+        "redis://:s3cret@[::1/0",
+    ],
+)
+def test_passwords_show_in_no_message(url: str) -> None:
+    assert "s3cret" not in redact_url(url)
+    assert "s3cret" not in problem(redis={"url": url})
+    assert "s3cret" not in problem(redis={"urll": url})
+    assert "s3cret" not in problem(redis=url)
+
+
+def test_merge_keys_work_and_odd_keys_are_refused() -> None:
+    assert parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 2}", "f")["b"] == {"x": 1, "y": 2}
+    for text in ("? [a, b]\n: 1", "a: !!int x", "[" * 5000):
+        with pytest.raises(ConfigError, match="not valid YAML"):
+            parse_yaml(text, "f")
 
 
 def test_a_config_cannot_change() -> None:

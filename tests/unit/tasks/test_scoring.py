@@ -78,5 +78,5 @@ def test_unusable_rewards_are_refused_at_load(reward, message):
 def test_last_number_needs_numeric_answers(tmp_path):
     file = tmp_path / "items.jsonl"
     file.write_text('{"prompt": "x", "answer": "blue"}\n')
-    with pytest.raises(TaskError, match=r"first answer of task .* is 'blue'"):
+    with pytest.raises(TaskError, match=r"answer of item 0 of task .* is 'blue'"):
         load_task(TaskConfig(kind="jsonl", path=str(file), reward="last_number"))
