@@ -69,6 +69,26 @@ def test_a_killed_trainer_resumes_at_its_checkpoint(start_run: StartRun) -> None
     again.assert_nothing_left()
 
 
+def test_a_run_that_ended_before_its_first_checkpoint_starts_over(start_run: StartRun) -> None:
+    run = start_run("--steps", "6", trainer={"checkpoint_every": 0})
+    run.wait_for(lambda: len(run.rows()) >= 1)
+    run.service("leeway_trainer").send_signal(signal.SIGKILL)
+    assert run.finish()[0] == 1
+    again = start_run("--resume", str(run.out), "--steps", "4", out=run.out)
+    code, output = again.finish()
+    assert code == 0, output
+    assert [row["step"] for row in again.rows()] == list(range(4))
+    again.assert_nothing_left()
+
+
+def test_a_reward_that_always_fails_ends_the_run(start_run: StartRun, tmp_path: Path) -> None:
+    run = start_run(task={"reward": "math:hypot"})  # takes numbers, gets text
+    code, output = run.finish()
+    assert code == 1, output
+    assert "the reward failed on all 16 responses" in output
+    run.assert_nothing_left()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("moment", ["starting", "training"])
 def test_signals_leave_nothing_behind(start_run: StartRun, moment: str, number: signal.Signals) -> None:

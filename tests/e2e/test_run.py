@@ -90,7 +90,7 @@ def test_what_cannot_be_used_is_refused_with_one_message(
 def test_a_run_does_not_overwrite_another(start_run: StartRun, tmp_path: Path) -> None:
     out = tmp_path / "there"
     out.mkdir()
-    (out / "metrics.jsonl").write_text("")
+    (out / "metrics.jsonl").write_text("{}\n")
     code, output = start_run(out=out).finish(30)
     assert code == 2
     assert "--resume" in output
