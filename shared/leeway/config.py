@@ -150,6 +150,10 @@ class CorrectionConfig(Section):
     """Largest ratio of a token with a negative advantage."""
     clamp_low: float = Field(default=0.0, ge=0)
     clamp_high: float = Field(default=2.0, gt=0)
+    head_tail: Literal["current", "sync"] = "current"
+    """How centring models the sampler's distribution off the reported head: in proportion to the current
+    policy (no extra work), or to the trainer on the sampler's weights (closer under lag; one more product
+    with the output layer per token)."""
     score_centering: bool = False
     """Subtract the mean of the weighted score under mu: for `none`, `ppo`, `is`, `tis` and `mis` by token."""
     reference: Literal["mu", "prox", "sync"] = "mu"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from leeway.corrections.advantage import advantages
     from leeway.corrections.batch import Denominators, TokenBatch
     from leeway.corrections.lag import ess, lag_metrics, predict_ess
-    from leeway.corrections.methods import METHODS, Method, lr_scale, plan_batch, surrogate_loss
+    from leeway.corrections.registry import METHODS, Method, lr_scale, plan_batch, surrogate_loss
 
 _HOME = {
     "advantages": "advantage",
@@ -28,11 +28,11 @@ _HOME = {
     "ess": "lag",
     "lag_metrics": "lag",
     "predict_ess": "lag",
-    "METHODS": "methods",
-    "lr_scale": "methods",
-    "plan_batch": "methods",
-    "Method": "methods",
-    "surrogate_loss": "methods",
+    "METHODS": "registry",
+    "lr_scale": "registry",
+    "plan_batch": "registry",
+    "Method": "registry",
+    "surrogate_loss": "registry",
 }
 __all__ = [
     "METHODS",

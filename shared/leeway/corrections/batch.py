@@ -55,6 +55,10 @@ class TokenBatch:
     """[N, K] bool; None: no padding."""
     support_complete: Tensor | None = None
     """[N] bool: the head is all that could be drawn, there is no tail."""
+    tail_logp: Tensor | None = None
+    """[N] sum over v off the head of sg(pi_s(v) f(pi_theta(v)/pi_ref(v))) log pi_theta(v), with gradient
+    (primitives.tail_surrogate), pi_ref modelled there as a multiple of pi_s; None: the tail follows
+    pi_theta."""
     logp_prox: Tensor | None = None
     """[N] log pi_prox(a|h), the policy at the start of the update; None: the current one."""
     age: Tensor | None = None

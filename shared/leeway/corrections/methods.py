@@ -1,15 +1,14 @@
-"""The corrections by name. Each is one function from a TokenBatch to a per-token loss.
+"""The corrections, each one function from a TokenBatch to a per-token loss.
 
 All are composed of the same parts: a ratio to a reference, a clip that makes it a weight, a centre, an
-aggregation. The gradient of a loss is minus the estimator in the method's `formula`; its value has no
-meaning, because weights and centring coefficients are detached.
+aggregation. The gradient of a loss is minus the estimator in the method's `formula` (registry.py); its value
+has no meaning, because weights and centring coefficients are detached.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from leeway.corrections.lag import ess
 from leeway.corrections.m2 import budget_clip, suffix_cut, trust_region
 from leeway.corrections.primitives import (
     Clip,
-    aggregate,
     centre_surrogate,
     f_band,
     f_clamp,
@@ -42,26 +40,13 @@ REPO_M2_FLOOR = (0.3, 0.5)
 
 
 @dataclass(frozen=True)
-class Method:
-    """A correction.
+class TokenWeight:
+    """A weight w = f(pi_theta / pi_ref; A) of a token; `free` is what it would be if nothing were clipped."""
 
-    `loss(batch, config)` gives the per-token loss [N] and metrics. `plan(batch, config)` looks at the global
-    batch before any gradient, for methods whose weights depend on all of it; `lr_scale(batch, config)` at the
-    global batch after it, for methods that change the learning rate of the step.
-    """
-
-    name: str
-    formula: str
-    needs: tuple[str, ...]
-    """Of: logp_mu, logp_sync, logp_prox, head, pre-pass (an extra forward pass of pi_theta)."""
-    defaults: tuple[str, ...]
-    """Keys of CorrectionConfig that it reads."""
-    source: str
-    loss: Callable[[TokenBatch, CorrectionConfig], PerToken]
-    aggregation: str = "token-mean"
-    """Used when correction.aggregation is null."""
-    plan: Callable[[TokenBatch, CorrectionConfig], Mapping[str, float]] | None = field(default=None)
-    lr_scale: Callable[[TokenBatch, CorrectionConfig], float] | None = field(default=None)
+    ref: str
+    """mu, sync or prox."""
+    f: Clip
+    free: Clip
 
 
 def token_mean(x: Tensor, mask: Tensor) -> Tensor:
@@ -69,72 +54,16 @@ def token_mean(x: Tensor, mask: Tensor) -> Tensor:
     return masked(x, mask).sum() / mask.sum().clamp_min(1)
 
 
-# -- weights of tokens ------------------------------------------------------------------------------------
-
-
-def reference(batch: TokenBatch, name: str) -> tuple[Tensor, Tensor | None]:
-    """(log pi_ref(a) [N], log pi_ref(head) [N, K] or None) of mu, sync or prox."""
-    if name == "mu":
-        return batch.logp_mu, batch.head_logp_mu
-    if name == "sync":
-        return batch.logp_sync, batch.head_logp_sync
-    return batch.prox(), None
-
-
-def weighted(batch: TokenBatch, ref: str, f: Clip, centre: str) -> PerToken:
-    """A [ w s(a) - centre ] with w = f(pi_theta / pi_ref; A); `centre` as in `centring`."""
-    advantage = batch.advantages.detach()
-    logp_ref, head_ref = reference(batch, ref)
-    w = f(ratio(batch.logp, logp_ref), advantage)
-    direct = w * batch.logp
-    metrics: Metrics = {"weight/mean": token_mean(w, batch.mask)}
-    if centre == "none":
-        return -advantage * direct, metrics
-    if head_ref is None:
-        raise ValueError(f"centring of a ratio to {ref} needs its head log-probabilities in the batch")
-    coefficients, head_mask, more = centring(batch, centre, f, w, head_ref)
-    metrics |= {name: token_mean(value, batch.mask) for name, value in more.items()}
-    return -advantage * (direct - centre_surrogate(batch, coefficients, head_mask)), metrics
-
-
-def centring(
-    batch: TokenBatch, kind: str, f: Clip, w: Tensor, head_ref: Tensor
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Coefficients c(v) [N, K] of the centre sum_v c(v) s(v), the head's mask [N, K], and metrics [N].
-
-        discrepancy   E_mu[w s] - E_ref[w s]       weighted   E_mu[w s]       plain   w(a) E_mu[s]
-
-    Off the head all distributions are taken as proportional to pi_theta, so the tail's part of the centre is
-    alpha E_{pi_theta}[s; tail] = -alpha E_{pi_theta}[s; head] and only head log-probabilities are needed.
-    For `discrepancy` alpha = (rho_mu - rho_ref) f(1/rho_ref): the tail's coefficients add up to at most the
-    difference of the two heads' masses, itself at most head_eps plus the discrepancy.
-    """
-    if not batch.has_head():
-        raise ValueError(f"centring ({kind}) needs head_logp_mu, head_logp and head_logp_sync in the batch")
-    assert batch.head_logp is not None
-    mu, pi, _, mask = head_probabilities(batch)
-    ref = masked(torch.exp(head_ref.detach()), mask)
-    has_tail, (rho_mu, rho_ref) = tail_ratios(batch, pi, mu, ref)
-    advantage = batch.advantages.detach()[:, None]
-    w_head = masked(f(ratio(batch.head_logp, head_ref), advantage), mask)
-    w_tail = f(1 / rho_ref, advantage)
-    if kind == "discrepancy":
-        on_head, alpha = (mu - ref) * w_head, (rho_mu - rho_ref) * w_tail
-    elif kind == "weighted":
-        on_head, alpha = mu * w_head, rho_mu * w_tail
-    else:
-        on_head, alpha = w[:, None] * mu, w[:, None] * rho_mu
-    metrics = {
-        "center/abs_coef_sum": on_head.abs().sum(1),
-        "center/head_mass_mu": mu.sum(1),
-        "center/rho_mu": rho_mu[:, 0],
+def weight_metrics(w: Tensor, free: Tensor, mask: Tensor) -> Metrics:
+    """Mean and mean square of the weights w [N] (mean^2 / mean square: their ESS), share that was clipped."""
+    return {
+        "weight/mean": token_mean(w, mask),
+        "weight/sq_mean": token_mean(w * w, mask),
+        "weight/clipped": token_mean((w != free).to(w.dtype), mask),
     }
-    return on_head - has_tail * alpha * pi, mask, metrics
 
 
-def centre_of(config: CorrectionConfig) -> str:
-    """The centre that correction.score_centering adds to a method."""
-    return "weighted" if config.score_centering else "none"
+# -- weights of tokens ------------------------------------------------------------------------------------
 
 
 def lag_clip(config: CorrectionConfig) -> Clip:
@@ -146,62 +75,148 @@ def lag_clip(config: CorrectionConfig) -> Clip:
     return f_identity()
 
 
-def dlc(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
-    """Discrepancy-lag correction: clip the lag, centre the discrepancy at each prefix.
+def weight_of(config: CorrectionConfig) -> TokenWeight | None:
+    """The token weight of config.method; None for methods whose weight is not one ratio of the token."""
+    one, identity = f_one(), f_identity()
+    match config.method:
+        case "dlc":
+            return TokenWeight("sync", lag_clip(config), identity)
+        case "none" | "score_centering":
+            return TokenWeight("mu", one, one)
+        case "is":
+            return TokenWeight("mu", identity, identity)
+        case "tis":
+            return TokenWeight("mu", f_clamp(config.tis_clip_low, config.tis_clip), identity)
+        case "mis" | "icepop":
+            f = f_band(config.mis_low, config.mis_high, config.mis_inside, config.mis_outside)
+            return TokenWeight("mu", f, identity if config.mis_inside == "ratio" else one)
+        case "ppo":
+            f = f_ppo(config.clip_low, config.clip_high, config.dual_clip)
+            return TokenWeight(config.reference, f, identity)
+    return None
 
-    ghat = A [ wbar(a) s(a) - (E_mu - E_{pi_s})[wbar s] ],   wbar = f(pi_theta / pi_s; sign A)
+
+def centre_of(config: CorrectionConfig) -> str:
+    """Kind of centre that config.method has: discrepancy, weighted, plain or none."""
+    if config.method == "dlc":
+        return config.centering
+    return "weighted" if config.method == "score_centering" or config.score_centering else "none"
+
+
+def tail_clip(config: CorrectionConfig) -> tuple[str, Clip]:
+    """(reference, f) of the weight inside the expectation over the tail of config's centre."""
+    weight = weight_of(config)
+    assert weight is not None
+    return weight.ref, f_one() if centre_of(config) == "plain" else weight.f
+
+
+def reference(batch: TokenBatch, name: str) -> tuple[Tensor, Tensor | None]:
+    """(log pi_ref(a) [N], log pi_ref(head) [N, K] or None) of mu, sync or prox."""
+    if name == "mu":
+        return batch.logp_mu, batch.head_logp_mu
+    if name == "sync":
+        return batch.logp_sync, batch.head_logp_sync
+    return batch.prox(), None
+
+
+def weighted(batch: TokenBatch, weight: TokenWeight, centre: str = "none") -> PerToken:
+    """A [ w s(a) - centre ] with w = f(pi_theta / pi_ref; A); `centre` as in `centring`."""
+    advantage = batch.advantages.detach()
+    logp_ref, head_ref = reference(batch, weight.ref)
+    r = ratio(batch.logp, logp_ref)
+    w = weight.f(r, advantage)
+    direct = w * batch.logp
+    metrics = weight_metrics(w, weight.free(r, advantage), batch.mask)
+    if centre == "none":
+        return -advantage * direct, metrics
+    if head_ref is None:
+        raise ValueError(f"centring of a ratio to {weight.ref} needs its head log-probabilities in the batch")
+    centred, more = centring(batch, centre, weight, w, head_ref)
+    metrics |= {name: token_mean(value, batch.mask) for name, value in more.items()}
+    return -advantage * (direct - centred), metrics
+
+
+def by_token(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
+    """A [ w s(a) - centre ]: every method whose weight is one ratio of the token, with its centre.
+
+    none: w = 1, no centre (asynchronous GRPO as is). score_centering: w = 1 (arXiv 2609.20807, eq. 9, 12).
+    dlc: w = f(pi_theta/pi_s), the discrepancy is centred. ppo: arXiv 1707.06347, dual clip 1912.09729.
     """
-    return weighted(batch, "sync", lag_clip(config), config.centering)
+    weight = weight_of(config)
+    assert weight is not None
+    return weighted(batch, weight, centre_of(config))
 
 
-def none(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
-    """No correction (asynchronous GRPO as is): ghat = A s(a)."""
-    return weighted(batch, "mu", f_one(), centre_of(config))
+def centring(
+    batch: TokenBatch, kind: str, weight: TokenWeight, w: Tensor, head_ref: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """[N] sum_v sg(c(v)) log pi_theta(v), whose gradient is the centre sum_v c(v) s(v), and metrics [N].
+
+        discrepancy   E_mu[w s] - E_ref[w s]       weighted   E_mu[w s]       plain   w(a) E_mu[s]
+
+    Off the head mu is not reported and is modelled:
+    - as kappa pi_s, kappa = (1-Qm)/(1-Qs), when the batch has `tail_logp`, which holds the sum over the tail;
+    - else as proportional to pi_theta, like pi_ref. The tail's part is then alpha E_{pi_theta}[s; tail] =
+      -alpha E_{pi_theta}[s; head] and only head log-probabilities are needed. For `discrepancy` alpha is
+      (rho_mu - rho_ref) f(1/rho_ref): the tail's coefficients add up to at most the difference of the two
+      heads' masses, itself at most head_eps plus the discrepancy.
+    """
+    if not batch.has_head():
+        raise ValueError(f"centring ({kind}) needs head_logp_mu, head_logp and head_logp_sync in the batch")
+    assert batch.head_logp is not None
+    mu, pi, pi_s, mask = head_probabilities(batch)
+    ref = masked(torch.exp(head_ref.detach()), mask)
+    advantage = batch.advantages.detach()[:, None]
+    w_head = masked(weight.f(ratio(batch.head_logp, head_ref), advantage), mask)
+    if kind == "discrepancy":
+        on_head = (mu - ref) * w_head
+    elif kind == "weighted":
+        on_head = mu * w_head
+    else:
+        on_head = w[:, None] * mu
+    has_tail, (rho_mu, rho_ref) = tail_ratios(batch, pi, mu, ref)
+    metrics = {
+        "center/abs_coef_sum": on_head.abs().sum(1),
+        "center/head_mass_mu": mu.sum(1),
+        "center/rho_mu": rho_mu[:, 0],
+    }
+    if batch.tail_logp is not None:
+        _, (kappa_mu, kappa_ref) = tail_ratios(batch, pi_s, mu, ref)
+        share = {"discrepancy": kappa_mu - kappa_ref, "weighted": kappa_mu}.get(kind, w[:, None] * kappa_mu)
+        tail = (has_tail * share)[:, 0] * batch.tail_logp
+        return centre_surrogate(batch, on_head, mask) + tail, metrics
+    w_tail = weight.f(1 / rho_ref, advantage)
+    if kind == "discrepancy":
+        alpha = (rho_mu - rho_ref) * w_tail
+    elif kind == "weighted":
+        alpha = rho_mu * w_tail
+    else:
+        alpha = w[:, None] * rho_mu
+    return centre_surrogate(batch, on_head - has_tail * alpha * pi, mask), metrics
 
 
-def score_centering(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
-    """ghat = A [ s(a) - E_mu[s] ] (arXiv 2609.20807, eq. 9 and 12)."""
-    return weighted(batch, "mu", f_one(), "weighted")
+# -- weights of responses ---------------------------------------------------------------------------------
 
 
-def by_level(batch: TokenBatch, config: CorrectionConfig, f: Clip) -> PerToken:
-    """A w s(a), w = f(pi_theta/mu) of the token, or f of the product of the ratios of its response."""
-    if config.is_level == "token":
-        return weighted(batch, "mu", f, centre_of(config))
-    return sequence_weighted(batch, f)
-
-
-def sequence_weighted(batch: TokenBatch, f: Clip) -> PerToken:
+def sequence_weighted(batch: TokenBatch, f: Clip, free: Clip) -> PerToken:
     """A W s(a), W = f(prod_t pi_theta/mu), the same for all tokens of a response."""
     advantage = batch.advantages.detach()
     log_w = per_response((batch.logp - batch.logp_mu).detach(), batch)
-    w = f(ratio(log_w, torch.zeros_like(log_w)), advantage)
-    return -advantage * w * batch.logp, {"weight/mean": token_mean(w, batch.mask)}
+    r = ratio(log_w, torch.zeros_like(log_w))
+    w = f(r, advantage)
+    return -advantage * w * batch.logp, weight_metrics(w, free(r, advantage), batch.mask)
 
 
-def importance_sampling(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
-    """ghat = A w s(a), w = pi_theta(a)/mu(a), or its product over the response."""
-    return by_level(batch, config, f_identity())
-
-
-def tis(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
-    """Truncated importance sampling: w = clamp(pi_theta/mu, tis_clip_low, tis_clip)."""
-    return by_level(batch, config, f_clamp(config.tis_clip_low, config.tis_clip))
-
-
-def mis(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
-    """Masked importance sampling (IcePop): the ratio or one inside a band, nothing or its bound outside."""
-    f = f_band(config.mis_low, config.mis_high, config.mis_inside, config.mis_outside)
-    return by_level(batch, config, f)
+def by_level(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
+    """is, tis, mis: w = f(pi_theta/mu) of the token, or f of the product of the ratios of its response."""
+    if config.is_level == "token":
+        return by_token(batch, config)
+    weight = weight_of(config)
+    assert weight is not None
+    return sequence_weighted(batch, weight.f, weight.free)
 
 
 # -- clipped surrogates -----------------------------------------------------------------------------------
-
-
-def ppo(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
-    """PPO's clipped surrogate (arXiv 1707.06347, dual clip 1912.09729) with a reference by name."""
-    f = f_ppo(config.clip_low, config.clip_high, config.dual_clip)
-    return weighted(batch, config.reference, f, centre_of(config))
 
 
 def loglinear_prox(batch: TokenBatch) -> Tensor:
@@ -221,16 +236,14 @@ def decoupled_ppo(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
     counting them.
     """
     prox = batch.prox() if config.prox_logp_method == "recompute" else loglinear_prox(batch)
-    w = ratio(prox, batch.logp_mu)
+    behave = w = ratio(prox, batch.logp_mu)
     if config.behave_weight_cap is not None:
         w = torch.where(w <= config.behave_weight_cap, w, torch.zeros_like(w))
     advantage = batch.advantages.detach()
-    gate = f_ppo(config.clip_low, config.clip_high, math.inf)(ratio(batch.logp, prox), advantage)
-    metrics = {
-        "weight/mean": token_mean(w * gate, batch.mask),
-        "weight/behave_mean": token_mean(w, batch.mask),
-    }
-    return -advantage * w * gate * batch.logp, metrics
+    r = ratio(batch.logp, prox)
+    gate = f_ppo(config.clip_low, config.clip_high, math.inf)(r, advantage)
+    metrics = weight_metrics(w * gate, behave * r, batch.mask)
+    return -advantage * w * gate * batch.logp, {**metrics, "weight/behave_mean": token_mean(w, batch.mask)}
 
 
 def gspo(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
@@ -239,9 +252,9 @@ def gspo(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
     log_s = per_response((batch.logp - logp_ref).detach(), batch, mean=True)
     advantage = batch.advantages.detach()
     f = f_ppo(config.gspo_clip_low, config.gspo_clip_high, math.inf)
-    w = f(ratio(log_s, torch.zeros_like(log_s)), advantage)
-    clipped = token_mean((w == 0).to(w.dtype), batch.mask)
-    return -advantage * w * batch.logp, {"weight/mean": token_mean(w, batch.mask), "gspo/clipped": clipped}
+    r = ratio(log_s, torch.zeros_like(log_s))
+    w = f(r, advantage)
+    return -advantage * w * batch.logp, weight_metrics(w, r, batch.mask)
 
 
 # -- methods that look at the whole batch -----------------------------------------------------------------
@@ -273,21 +286,21 @@ def m2po(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
     if config.m2_variant == "repo":
         low, high = math.exp(-plan["clip"]), math.exp(min(plan["clip"], 20.0))
         f = f_ppo(max(1 - low, REPO_M2_FLOOR[0]), max(high - 1, REPO_M2_FLOOR[1]), config.dual_clip)
-        return weighted(batch, "mu", f, "none")
+        return weighted(batch, TokenWeight("mu", f, f_identity()))
     if config.m2_variant == "areal":
         keep = (batch.prox() - batch.logp_mu) ** 2 <= plan["cut"]
         loss, metrics = decoupled_ppo(batch, config)
         loss = masked(loss, keep) / max(plan["kept"], 1e-9)
     else:
         keep = ~trust_region(log_ratio, advantage) | (log_ratio**2 <= plan["cut"])
-        loss, metrics = weighted(batch, "mu", f_identity(), "none")
+        loss, metrics = weighted(batch, TokenWeight("mu", f_identity(), f_identity()))
         loss = masked(loss, keep)
     return loss, {**metrics, "m2po/masked": 1 - token_mean(keep.to(loss.dtype), batch.mask)}
 
 
 def vcpo(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
     """VCPO (arXiv 2602.17616): sequence TIS; the step's learning rate follows the effective sample size."""
-    return sequence_weighted(batch, f_clamp(0.0, config.vcpo_clip))
+    return sequence_weighted(batch, f_clamp(0.0, config.vcpo_clip), f_identity())
 
 
 def vcpo_lr_scale(batch: TokenBatch, config: CorrectionConfig) -> float:
@@ -295,127 +308,3 @@ def vcpo_lr_scale(batch: TokenBatch, config: CorrectionConfig) -> float:
     share = ess(batch.logp - batch.logp_mu, batch.mask, batch.seq_ids, "sequence")
     scale = min(1.0, share / config.vcpo_base_ess)
     return math.sqrt(scale) if config.vcpo_scaling == "sqrt" else scale
-
-
-_CLIP = ("clip_low", "clip_high", "dual_clip")
-METHODS: dict[str, Method] = {
-    method.name: method
-    for method in (
-        Method(
-            "dlc",
-            "A [ f(pi_theta/pi_s) s(a) - (E_mu - E_pi_s)[ f(pi_theta/pi_s) s ] ]",
-            ("logp_mu", "logp_sync", "head"),
-            ("centering", "lag_clip", *_CLIP, "clamp_low", "clamp_high"),
-            "discrepancy-lag correction",
-            dlc,
-        ),
-        Method("none", "A s(a)", (), ("score_centering",), "GRPO (arXiv 2402.03300), asynchronous", none),
-        Method(
-            "is",
-            "A w s(a), w = pi_theta/mu",
-            ("logp_mu",),
-            ("is_level", "score_centering"),
-            "importance sampling",
-            importance_sampling,
-        ),
-        Method(
-            "tis",
-            "A min(w, C) s(a)",
-            ("logp_mu",),
-            ("tis_clip", "tis_clip_low", "is_level", "score_centering"),
-            "Yao, Liu et al. 2025; OpenReview 8MHqvb4lK9",
-            tis,
-        ),
-        *(
-            Method(
-                name,
-                "A w 1[low <= w <= high] s(a)",
-                ("logp_mu",),
-                ("mis_low", "mis_high", "mis_inside", "mis_outside", "is_level", "score_centering"),
-                source,
-                mis,
-            )
-            for name, source in (
-                ("mis", "Liu, Li et al. 2025"),
-                ("icepop", "Ring-1T report (arXiv 2510.18855)"),
-            )
-        ),
-        Method(
-            "score_centering",
-            "A [ s(a) - E_mu[s] ]",
-            ("logp_mu", "head"),
-            (),
-            "arXiv 2609.20807",
-            score_centering,
-        ),
-        Method(
-            "ppo",
-            "grad min(r A, clip(r) A), r = pi_theta/pi_ref",
-            ("logp_mu", "logp_sync"),
-            ("reference", *_CLIP, "score_centering"),
-            "arXiv 1707.06347",
-            ppo,
-        ),
-        Method(
-            "decoupled_ppo",
-            "w grad min(r A, clip(r) A), w = pi_prox/mu, r = pi_theta/pi_prox",
-            ("logp_mu", "logp_prox"),
-            ("prox_logp_method", "behave_weight_cap", "clip_low", "clip_high"),
-            "arXiv 2505.24298; A-3PO 2512.06547",
-            decoupled_ppo,
-        ),
-        Method(
-            "gspo",
-            "grad min(s A, clip(s) A), s = exp mean_t log(pi_theta/pi_ref)",
-            ("logp_mu", "logp_sync"),
-            ("reference", "gspo_clip_low", "gspo_clip_high"),
-            "arXiv 2507.18071",
-            gspo,
-            aggregation="seq-mean-token-mean",
-        ),
-        Method(
-            "m2po",
-            "A M r s(a), mean of (log r)^2 over kept tokens <= tau",
-            ("logp_mu", "pre-pass"),
-            ("m2_variant", "m2_threshold"),
-            "arXiv 2510.01161",
-            m2po,
-            plan=plan_m2po,
-        ),
-        Method(
-            "vcpo",
-            "A min(W, C) s(a), W = prod_t pi_theta/mu; learning rate x sqrt(ESS)",
-            ("logp_mu",),
-            ("vcpo_clip", "vcpo_scaling", "vcpo_base_ess"),
-            "arXiv 2602.17616",
-            vcpo,
-            aggregation="seq-mean-token-mean",
-            lr_scale=vcpo_lr_scale,
-        ),
-    )
-}
-
-
-def surrogate_loss(method: str, batch: TokenBatch, config: CorrectionConfig) -> tuple[Tensor, Metrics]:
-    """The loss to minimise (scalar) and metrics (token means) of a method on a batch.
-
-    Partial batches add up: the losses of all micro-batches and ranks sum to the loss of the global batch
-    (with `batch.plan` from the global batch for methods that plan). Raises ValueError for an unknown method.
-    """
-    if method not in METHODS:
-        raise ValueError(f"correction.method {method!r}: expected one of {', '.join(METHODS)}")
-    chosen = METHODS[method]
-    per_token, metrics = chosen.loss(batch.without_untrained(), config)
-    return aggregate(per_token, batch, config.aggregation or chosen.aggregation), metrics
-
-
-def plan_batch(method: str, batch: TokenBatch, config: CorrectionConfig) -> Mapping[str, float] | None:
-    """What a method wants to know of the global batch before its gradients; None for most."""
-    plan = METHODS[method].plan
-    return None if plan is None else plan(replace(batch, plan=None), config)
-
-
-def lr_scale(method: str, batch: TokenBatch, config: CorrectionConfig) -> float:
-    """Factor on the learning rate of the step, from the global batch; 1 for most methods."""
-    scale = METHODS[method].lr_scale
-    return 1.0 if scale is None else scale(batch, config)

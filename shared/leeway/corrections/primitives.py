@@ -101,8 +101,8 @@ def _repeated(ids: Tensor, mask: Tensor) -> Tensor:
 def tail_ratios(batch: TokenBatch, pi: Tensor, *others: Tensor) -> tuple[Tensor, list[Tensor]]:
     """1[there is a tail] and (1-Q)/(1-P) for each of `others` on the head; each [N, 1].
 
-    Off the head every distribution is modelled as proportional to pi_theta. Two ratios are exactly equal
-    where both tails are below the floor.
+    Off the head every distribution is modelled as proportional to `pi` (pi_theta or pi_s). Two ratios are
+    exactly equal where both tails are below the floor.
     """
     tail = (1 - pi.sum(1, keepdim=True)).clamp_min(TAIL_FLOOR)
     ratios = [(1 - q.sum(1, keepdim=True)).clamp_min(TAIL_FLOOR) / tail for q in others]
@@ -112,6 +112,34 @@ def tail_ratios(batch: TokenBatch, pi: Tensor, *others: Tensor) -> tuple[Tensor,
     elif batch.support_complete is not None:
         has_tail = (~batch.support_complete).to(tail.dtype)[:, None]
     return has_tail, ratios
+
+
+def tail_surrogate(
+    logp: Tensor,
+    logp_sync: Tensor,
+    head_ids: Tensor,
+    head_mask: Tensor,
+    advantages: Tensor,
+    kappa_ref: Tensor,
+    f: Clip,
+) -> Tensor:
+    """[n] sum over v off the head of sg(pi_s(v) f(pi_theta(v) / (kappa_ref pi_s(v)); A)) log pi_theta(v).
+
+    logp (with gradient), logp_sync: [n, V]; head_ids, head_mask: [n, K]; advantages, kappa_ref: [n].
+    """
+    w = f(ratio(logp, logp_sync + kappa_ref.log()[:, None]), advantages[:, None])
+    on_head = torch.zeros_like(logp, dtype=torch.int8)
+    on_head.scatter_reduce_(1, head_ids.clamp_min(0), head_mask.to(torch.int8), "amax")
+    coefficients = masked(torch.exp(logp_sync) * w, on_head == 0)
+    return (coefficients.detach() * logp).sum(1)
+
+
+def tail_kappa(head_logp_mu: Tensor, head_logp_sync: Tensor, mask: Tensor) -> Tensor:
+    """[n] (1-Qm)/(1-Qs): how much more mass mu has off the head than pi_s; inputs [n, K]."""
+    tail_mu, tail_s = (
+        (1 - masked(torch.exp(x), mask).sum(1)).clamp_min(TAIL_FLOOR) for x in (head_logp_mu, head_logp_sync)
+    )
+    return tail_mu / tail_s
 
 
 def centre_surrogate(batch: TokenBatch, coefficients: Tensor, mask: Tensor) -> Tensor:
