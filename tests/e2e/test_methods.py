@@ -1,9 +1,11 @@
-"""Every correction trains a small model through the real pipeline."""
+"""Every correction trains the tiny example through the real pipeline."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from e2e_support import StartRun
+from e2e_support import ROOT, Run
 
 from leeway.corrections.names import METHOD_NAMES
 
@@ -11,11 +13,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("method", METHOD_NAMES)
-def test_ten_steps(start_run: StartRun, method: str) -> None:
-    run = start_run("--steps", "10", correction={"method": method}, sync={"max_age": 4})
-    code, output = run.finish(500)
-    assert code == 0, output
-    summary = run.summary()
-    assert (summary["steps"], summary["method"]) == (10, method)
-    assert all(row["grad_norm"] >= 0 for row in run.rows())
-    run.assert_nothing_left()
+def test_ten_steps(cache: Path, tmp_path: Path, method: str) -> None:
+    out = tmp_path / "run"
+    options = ("--steps", "10", "--set", f"correction.method={method}", "--out", str(out))
+    run = Run(cache, out, ROOT / "examples/tiny.yaml", *options)
+    try:
+        code, output = run.finish(500)
+        assert code == 0, output
+        summary = run.summary()
+        assert (summary["steps"], summary["method"]) == (10, method)
+        assert summary["resyncs"]
+        assert all(row["grad_norm"] > 0 for row in run.rows())
+        run.assert_nothing_left()
+    finally:
+        run.kill_everything()
+        run.process.wait(10)

@@ -8,12 +8,14 @@ from a float32 copy of its weight that lives as long as one pass, because the sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from leeway.corrections.primitives import Clip, tail_surrogate
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,37 @@ class TokenQuery:
         )
 
 
+@dataclass(frozen=True)
+class TailQuery:
+    """theta_s at the same N positions, for the part of a centre that lies off the head.
+
+    hidden: [N, D] of theta_s; weight: [V, D], bias: [V] or None, its output layer. advantages, kappa_ref: [N]
+    and the clip f, as in leeway.corrections.primitives.tail_surrogate.
+    """
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    advantages: Tensor
+    kappa_ref: Tensor
+    f: Clip
+
+    def rows(self, start: int, stop: int) -> TailQuery:
+        """The same for positions start..stop."""
+        part = slice(start, stop)
+        return replace(
+            self,
+            hidden=self.hidden[part],
+            advantages=self.advantages[part],
+            kappa_ref=self.kappa_ref[part],
+        )
+
+    def float32(self) -> TailQuery:
+        """The same with a float32 output layer."""
+        bias = None if self.bias is None else self.bias.float()
+        return replace(self, weight=self.weight.float(), bias=bias)
+
+
 def token_log_probs(
     hidden: Tensor,
     weight: Tensor,
@@ -65,11 +98,13 @@ def token_log_probs(
     query: TokenQuery,
     transform: LogitsTransform,
     temperature: float,
-) -> tuple[Tensor, Tensor]:
+    tail: TailQuery | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """log softmax(logits / temperature) at the queried tokens, normalised in float32.
 
-    hidden: [n, D]; weight: [V, D] and bias: [V] or None, both float32 -> logp [n] and head_logp [n, K],
-    float32. head_logp is 0 at padding (multiply or mask it; it carries no gradient).
+    hidden: [n, D]; weight: [V, D] and bias: [V] or None, both float32 -> logp [n], head_logp [n, K] and
+    tail_logp [n], float32. head_logp is 0 at padding (multiply or mask it; it carries no gradient); tail_logp
+    is 0 where the head is complete, and everywhere without `tail`.
     """
     # Logits rounded to bfloat16 would be off by up to 2^-9 of their size, 0.03 nats at 16.
     logits = transform(F.linear(hidden.to(weight.dtype), weight, bias)) / temperature
@@ -80,7 +115,17 @@ def token_log_probs(
         outside = ~query.head_mask & query.head_complete.unsqueeze(-1)
         support_norm = torch.logsumexp(head.masked_fill(outside, -torch.inf), dim=-1)
         norm = torch.where(query.head_complete, support_norm, norm)
-    return logp - norm, (head - norm.unsqueeze(-1)).masked_fill(~query.head_mask, 0.0)
+    head_logp = (head - norm.unsqueeze(-1)).masked_fill(~query.head_mask, 0.0)
+    if tail is None:
+        return logp - norm, head_logp, torch.zeros_like(norm)
+    with torch.no_grad():
+        z = F.linear(tail.hidden.to(tail.weight.dtype), tail.weight, tail.bias)
+        logp_sync = torch.log_softmax(transform(z) / temperature, -1)
+    tail_logp = tail_surrogate(
+        logits - norm.unsqueeze(-1), logp_sync, query.head_ids, query.head_mask,
+        tail.advantages, tail.kappa_ref, tail.f,
+    )  # fmt: skip
+    return logp - norm, head_logp, tail_logp.masked_fill(query.head_complete, 0.0)
 
 
 class HeadLogProbs(torch.autograd.Function):
@@ -96,11 +141,16 @@ class HeadLogProbs(torch.autograd.Function):
         transform: LogitsTransform,
         temperature: float,
         chunk_tokens: int,
-    ) -> tuple[Tensor, Tensor]:
-        """hidden: [N, D] -> logp [N], head_logp [N, K], both float32; chunk_tokens positions at a time."""
+        tail: TailQuery | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """hidden: [N, D] -> logp [N], head_logp [N, K], tail_logp [N], float32, chunk_tokens positions at a
+        time.
+        """
         ctx.save_for_backward(hidden, weight, bias)
         ctx.query, ctx.transform, ctx.temperature, ctx.chunk = query, transform, temperature, chunk_tokens
+        ctx.tail = tail
         weight32, bias32 = weight.float(), None if bias is None else bias.float()
+        tail32 = None if tail is None else tail.float32()
         parts = [
             token_log_probs(
                 hidden[i : i + chunk_tokens],
@@ -109,10 +159,12 @@ class HeadLogProbs(torch.autograd.Function):
                 query.rows(i, i + chunk_tokens),
                 transform,
                 temperature,
+                None if tail32 is None else tail32.rows(i, i + chunk_tokens),
             )
             for i in range(0, hidden.shape[0], chunk_tokens)
         ]
-        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+        logp, head_logp, tail_logp = zip(*parts, strict=True)
+        return torch.cat(logp), torch.cat(head_logp), torch.cat(tail_logp)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -120,7 +172,7 @@ class HeadLogProbs(torch.autograd.Function):
         float32.
         """
         hidden, weight, bias = ctx.saved_tensors
-        grad_logp, grad_head = grads
+        tail32 = None if ctx.tail is None else ctx.tail.float32()
         grad_hidden = torch.empty_like(hidden)
         wanted = [p for p in (weight, bias) if p is not None]
         sums = [torch.zeros(p.shape, dtype=torch.float32, device=p.device) for p in wanted]
@@ -136,11 +188,17 @@ class HeadLogProbs(torch.autograd.Function):
                     ctx.query.rows(i, i + ctx.chunk),
                     ctx.transform,
                     ctx.temperature,
+                    None if tail32 is None else tail32.rows(i, i + ctx.chunk),
                 )
-            found = torch.autograd.grad(out, [rows, *leaves], [grad_logp[part], grad_head[part]])
+            wanted_grads = [
+                (o, g[part]) for o, g in zip(out, grads, strict=True) if o.requires_grad and g is not None
+            ]
+            found = torch.autograd.grad(
+                [o for o, _ in wanted_grads], [rows, *leaves], [g for _, g in wanted_grads]
+            )
             grad_hidden[part] = found[0]
             for total, grad in zip(sums, found[1:], strict=True):
                 total.add_(grad)
         out_grads = [total.to(p.dtype) for total, p in zip(sums, wanted, strict=True)]
         grad_bias = out_grads[1] if bias is not None else None
-        return grad_hidden, out_grads[0], grad_bias, None, None, None, None
+        return grad_hidden, out_grads[0], grad_bias, None, None, None, None, None

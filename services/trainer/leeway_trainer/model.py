@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from leeway.errors import UsageError
-from leeway_trainer.head import HeadLogProbs, LogitsTransform, TokenQuery
+from leeway_trainer.head import HeadLogProbs, LogitsTransform, TailQuery, TokenQuery
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,12 +33,27 @@ class TokenHead(nn.Module):
         self.transform = transform
         self.chunk_tokens = chunk_tokens
 
-    def forward(self, hidden: Tensor, query: TokenQuery, temperature: float) -> tuple[Tensor, Tensor]:
-        """hidden: [N, D] -> logp [N], head_logp [N, K], float32; padding of the head is 0."""
-        logp, head_logp = HeadLogProbs.apply(
-            hidden, self.weight, self.bias, query, self.transform, temperature, self.chunk_tokens
+    def forward(
+        self, hidden: Tensor, query: TokenQuery, temperature: float, tail: TailQuery | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """hidden: [N, D] -> logp [N], head_logp [N, K], tail_logp [N], float32; as in token_log_probs."""
+        logp, head_logp, tail_logp = HeadLogProbs.apply(
+            hidden, self.weight, self.bias, query, self.transform, temperature, self.chunk_tokens, tail
         )
-        return logp, head_logp
+        return logp, head_logp, tail_logp
+
+
+class PolicyOutput(NamedTuple):
+    """Of the N response tokens of a micro-batch, float32; [N, K] is padded with 0."""
+
+    logp: Tensor
+    """[N] log pi(a)"""
+    head_logp: Tensor
+    """[N, K] log pi(head)"""
+    tail_logp: Tensor | None = None
+    """[N], see TokenBatch; None unless it was asked for."""
+    hidden: Tensor | None = None
+    """[N, D] what the output layer reads; None unless it was asked for."""
 
 
 class PolicyModel(nn.Module):
@@ -55,11 +70,16 @@ class PolicyModel(nn.Module):
         self.head = TokenHead(lm.get_output_embeddings(), logits_transform(lm.config), chunk_tokens)
         _switch_dropout_off(lm)
 
-    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """log pi(a) [N] and log pi(head) [N, K] of the response tokens of a micro-batch, float32."""
+    def forward(
+        self, batch: MicroBatch, tail: TailQuery | None = None, with_hidden: bool = False
+    ) -> PolicyOutput:
+        """The log-probabilities that `batch` asks for."""
         hidden = self.lm.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
         rows = hidden.reshape(-1, hidden.shape[-1]).index_select(0, batch.positions)
-        return self.head(rows, batch.query, batch.temperature)
+        logp, head_logp, tail_logp = self.head(rows, batch.query, batch.temperature, tail)
+        return PolicyOutput(
+            logp, head_logp, None if tail is None else tail_logp, rows if with_hidden else None
+        )
 
 
 def logits_transform(config: object) -> LogitsTransform:
@@ -110,7 +130,7 @@ def check_logits(model: PolicyModel) -> None:
     query = TokenQuery(
         every[:, 0], every, torch.ones_like(every, dtype=torch.bool), torch.zeros(1, dtype=torch.bool)
     )
-    _, found = model.head(hidden, query, 1.0)
+    _, found, _ = model.head(hidden, query, 1.0)
     worst = float((found[0] - expected).abs().max())
     if not worst < 0.05:
         raise UsageError(

@@ -17,7 +17,8 @@ from leeway_trainer.ranks import Ranks
 
 if TYPE_CHECKING:
     from leeway_trainer.batch import MicroBatch
-    from leeway_trainer.model import PolicyModel
+    from leeway_trainer.head import TailQuery
+    from leeway_trainer.model import PolicyModel, PolicyOutput
 
 ADAM_EPS = 1e-8
 LM_PREFIX = "lm."
@@ -130,16 +131,16 @@ class Policy:
         self.vocabulary = int(model.lm.config.get_text_config().vocab_size)
         self._bad_loss: float | None = None
 
-    def forward(self, batch: MicroBatch, *, last: bool) -> tuple[Tensor, Tensor]:
-        """log pi_theta(a) [N] and log pi_theta(head) [N, K], float32, with gradient.
+    def forward(self, batch: MicroBatch, *, last: bool, tail: TailQuery | None = None) -> PolicyOutput:
+        """log pi_theta, float32, with gradient.
 
         `last` marks the last micro-batch of the step; every rank gives the same number of micro-batches.
         """
         self.engine.set_gradient_accumulation_boundary(last)
-        return self.engine(batch)
+        return self.engine(batch, tail)
 
     @torch.no_grad()
-    def score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    def score(self, batch: MicroBatch) -> PolicyOutput:
         """As `forward`, without gradient."""
         return self.engine(batch)
 

@@ -7,6 +7,7 @@ one pass over `wire_tensors`, each tensor once, in the order of the model, a few
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +19,7 @@ from leeway_trainer.ranks import Ranks
 if TYPE_CHECKING:
     from leeway.config import TrainerConfig
     from leeway_trainer.batch import MicroBatch
-    from leeway_trainer.model import PolicyModel
+    from leeway_trainer.model import PolicyModel, PolicyOutput
 
 GATHER_BYTES = 64 << 20
 """Parameters that ZeRO-3 holds whole at the same time while they are read."""
@@ -44,6 +45,7 @@ class Snapshot:
 
     def __init__(self, model: PolicyModel, config: TrainerConfig, ranks: Ranks) -> None:
         model.requires_grad_(False)
+        self.head = model.head
         self.zero_stage = config.zero_stage
         if self.zero_stage < 3:
             self.runner: nn.Module = model.to(ranks.device)
@@ -61,9 +63,13 @@ class Snapshot:
         }
 
     @torch.no_grad()
-    def score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """log pi_s(a) [N] and log pi_s(head) [N, K], float32, without gradient."""
-        return self.runner(batch)
+    def score(self, batch: MicroBatch, with_hidden: bool = False) -> PolicyOutput:
+        """log pi_s, float32, without gradient."""
+        return self.runner(batch, with_hidden=with_hidden)
+
+    def output_layer(self) -> AbstractContextManager[None]:
+        """Inside, the weights of `head` are whole on this rank."""
+        return gathered([p for p in (self.head.weight, self.head.bias) if p is not None], self.zero_stage)
 
     @torch.no_grad()
     def take(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

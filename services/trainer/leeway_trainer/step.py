@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from leeway.config import RunConfig
+from leeway.config import CorrectionConfig, RunConfig
 from leeway.corrections import (
     METHODS,
     Denominators,
@@ -29,16 +30,19 @@ from leeway.corrections import (
     plan_batch,
     surrogate_loss,
 )
+from leeway.corrections.methods import tail_clip
+from leeway.corrections.primitives import tail_kappa
 from leeway.messages import Rollout
 from leeway_trainer.batch import MicroBatch, build_micro_batch, input_length, plan_micro_batches
+from leeway_trainer.head import TailQuery
 from leeway_trainer.policy import NonFiniteError
 
 if TYPE_CHECKING:
+    from leeway_trainer.model import PolicyOutput
     from leeway_trainer.policy import Policy
     from leeway_trainer.snapshot import Snapshot
 
 Metrics = dict[str, float]
-Scores = tuple[Tensor, Tensor]
 
 
 def train_step(
@@ -58,17 +62,18 @@ def train_step(
     """
     started = time.monotonic()
     batches = micro_batches(policy, rollouts, config)
-    scores: list[Scores] = []
+    with_tail = config.correction.needs_head and config.correction.head_tail == "sync"
+    scores: list[PolicyOutput] = []
     for batch in batches:
         pause()
-        scores.append(snapshot.score(batch))
+        scores.append(snapshot.score(batch, with_tail))
     scored = time.monotonic()
     per_response = response_advantages(rollouts, config)
     counts = denominators(rollouts, config)
     method, correction = config.correction.method, config.correction
 
-    def tokens_of(i: int, logp: Tensor, head_logp: Tensor) -> TokenBatch:
-        batch = token_batch(batches[i], logp, head_logp, scores[i], per_response, counts)
+    def tokens_of(i: int, output: PolicyOutput) -> TokenBatch:
+        batch = token_batch(batches[i], output, scores[i], per_response, counts)
         return replace(batch, age=torch.full_like(batch.logp, float(age)))
 
     plan = None
@@ -76,14 +81,17 @@ def train_step(
         before = _Totals()
         for i, batch in enumerate(batches):
             pause()
-            before.add(tokens_of(i, *policy.score(batch)))
+            before.add(tokens_of(i, policy.score(batch)))
         plan = plan_batch(method, global_batch(policy, before.rows, counts), correction)
     totals = _Totals()
     for i, batch in enumerate(batches):
         pause()
-        tokens = replace(tokens_of(i, *policy.forward(batch, last=i == len(batches) - 1)), plan=plan)
-        loss, metrics = surrogate_loss(method, tokens, correction)
-        policy.backward(loss)
+        with snapshot.output_layer() if with_tail else nullcontext():
+            tail = tail_query(batch, scores[i], snapshot, per_response, correction) if with_tail else None
+            output = policy.forward(batch, last=i == len(batches) - 1, tail=tail)
+            tokens = replace(tokens_of(i, output), plan=plan)
+            loss, metrics = surrogate_loss(method, tokens, correction)
+            policy.backward(loss)
         totals.add(tokens, loss, metrics)
     every = global_batch(policy, totals.rows, counts)
     lag = batch_lag(every, config, step)
@@ -136,29 +144,51 @@ def denominators(rollouts: Sequence[Rollout], config: RunConfig) -> Denominators
     )
 
 
+def tail_query(
+    batch: MicroBatch,
+    score: PolicyOutput,
+    snapshot: Snapshot,
+    per_response: Tensor,
+    config: CorrectionConfig,
+) -> TailQuery:
+    """theta_s at the positions of a micro-batch, for a centre whose tail follows pi_s."""
+    assert score.hidden is not None
+    ref, f = tail_clip(config)
+    query = batch.query
+    kappa = tail_kappa(query.head_ids, query.head_mask, batch.head_logp_mu, score.head_logp)
+    return TailQuery(
+        hidden=score.hidden,
+        weight=snapshot.head.weight,
+        bias=snapshot.head.bias,
+        advantages=per_response.to(kappa.device)[batch.sequence],
+        kappa_ref=kappa if ref == "mu" else torch.ones_like(kappa),
+        f=f,
+    )
+
+
 def token_batch(
     batch: MicroBatch,
-    logp: Tensor,
-    head_logp: Tensor,
-    score: Scores,
+    output: PolicyOutput,
+    score: PolicyOutput,
     per_response: Tensor,
     counts: Denominators,
 ) -> TokenBatch:
     """What corrections work on, for one micro-batch; one that does not count is masked out as a whole."""
     return TokenBatch(
-        logp=logp,
-        logp_sync=score[0],
+        logp=output.logp,
+        logp_sync=score.logp,
         logp_mu=batch.logp_mu,
-        advantages=per_response.to(logp.device)[batch.sequence],
+        advantages=per_response.to(output.logp.device)[batch.sequence],
         mask=torch.full_like(batch.sequence, batch.counts, dtype=torch.bool),
         seq_ids=batch.sequence,
         denominators=counts,
         head_logp_mu=batch.head_logp_mu,
-        head_logp=head_logp,
-        head_logp_sync=score[1],
+        head_logp=output.head_logp,
+        head_logp_sync=score.head_logp,
         head_ids=batch.query.head_ids,
         head_mask=batch.query.head_mask,
         support_complete=batch.query.head_complete,
+        tail_logp=output.tail_logp,
     )
 
 

@@ -134,8 +134,9 @@ def tail_surrogate(
     return (coefficients.detach() * logp).sum(1)
 
 
-def tail_kappa(head_logp_mu: Tensor, head_logp_sync: Tensor, mask: Tensor) -> Tensor:
+def tail_kappa(head_ids: Tensor, mask: Tensor, head_logp_mu: Tensor, head_logp_sync: Tensor) -> Tensor:
     """[n] (1-Qm)/(1-Qs): how much more mass mu has off the head than pi_s; inputs [n, K]."""
+    mask = mask & ~_repeated(head_ids, mask)
     tail_mu, tail_s = (
         (1 - masked(torch.exp(x), mask).sum(1)).clamp_min(TAIL_FLOOR) for x in (head_logp_mu, head_logp_sync)
     )

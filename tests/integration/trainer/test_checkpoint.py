@@ -27,7 +27,7 @@ def make_policy(tiny_dir, ranks, stage, dtype="float32") -> Policy:
 def train(policy: Policy, step: int) -> float:
     batches, total = micro_batches(make_batch(step)), 0.0
     for i, batch in enumerate(batches):
-        logp, head = policy.forward(batch, last=i == len(batches) - 1)
+        logp, head = policy.forward(batch, last=i == len(batches) - 1)[:2]
         loss = -(logp.sum() + 0.1 * head.sum()) / 40
         policy.backward(loss)
         total += float(loss.detach())

@@ -24,6 +24,8 @@ CASES = [(method, {}) for method in METHOD_NAMES] + [
     ("ppo", {"reference": "sync", "score_centering": True}),
     ("is", {"is_level": "sequence"}),
     ("dlc", {"aggregation": "seq-mean-token-mean"}),
+    ("dlc", {"head_tail": "sync", "lag_clip": "clamp"}),
+    ("tis", {"head_tail": "sync", "score_centering": True}),
 ]
 
 

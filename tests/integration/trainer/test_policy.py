@@ -28,7 +28,7 @@ def score_loss(logp, head_logp, batch, counts: int):
 
 def train(policy: Policy, batches, counts: int, step: int = 0):
     for i, batch in enumerate(batches):
-        logp, head_logp = policy.forward(batch, last=i == len(batches) - 1)
+        logp, head_logp = policy.forward(batch, last=i == len(batches) - 1)[:2]
         policy.backward(score_loss(logp, head_logp, batch, counts))
     return policy.step(step)
 
@@ -40,7 +40,7 @@ def weights(policy: Policy) -> dict[str, torch.Tensor]:
 def test_log_probs_equal_the_models_own(tiny_dir):
     model, rollouts = load(tiny_dir), make_batch()
     for batch in micro_batches(rollouts, budget=1000):
-        logp, head = model(batch)
+        logp, head = model(batch)[:2]
         at = 0
         for i in batch.sequence.unique_consecutive():
             rollout = rollouts[int(i)]
@@ -58,7 +58,7 @@ def reference_step(tiny_dir, rollouts, counts):
     """The same update with plain torch on the whole batch at once."""
     model, config = load(tiny_dir), run_config(tiny_dir).trainer
     for batch in micro_batches(rollouts, budget=10_000):
-        score_loss(*model(batch), batch, counts).backward()
+        score_loss(*model(batch)[:2], batch, counts).backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
     torch.optim.AdamW(
         model.parameters(), lr=config.learning_rate, betas=config.betas, weight_decay=0.0
@@ -96,8 +96,8 @@ def test_lag_is_exactly_zero_after_a_refresh_and_not_before(tiny_dir, ranks, sta
     snapshot.refresh(wire_tensors(policy, torch.bfloat16, step=0))
     for step in range(2):
         for batch in batches:
-            logp, head = policy.forward(batch, last=False)
-            sync, head_sync = snapshot.score(batch)
+            logp, head = policy.forward(batch, last=False)[:2]
+            sync, head_sync = snapshot.score(batch)[:2]
             assert torch.equal(logp.detach(), sync)
             assert torch.equal(head.detach(), head_sync)
         policy.engine.zero_grad()
@@ -114,7 +114,7 @@ def test_non_finite_loss_is_refused(tiny_dir, ranks, stage, dtype):
     policy = Policy(load(tiny_dir, getattr(torch, dtype)), config, ranks)
     batches = micro_batches(make_batch())
     for i, batch in enumerate(batches):
-        logp, _ = policy.forward(batch, last=i == len(batches) - 1)
+        logp = policy.forward(batch, last=i == len(batches) - 1).logp
         policy.backward(logp.sum() * (math.nan if i == 0 else 1.0))
     with pytest.raises(NonFiniteError, match="step 7: loss is nan") as error:
         policy.step(7)
@@ -126,7 +126,7 @@ def test_non_finite_loss_is_refused(tiny_dir, ranks, stage, dtype):
 def test_non_finite_gradient_is_refused(tiny_dir, ranks, stage, dtype):
     policy = Policy(load(tiny_dir, getattr(torch, dtype)), _config(tiny_dir, stage, dtype), ranks)
     batch = micro_batches(make_batch(), budget=10_000)[0]
-    logp, _ = policy.forward(batch, last=True)
+    logp = policy.forward(batch, last=True).logp
     logp.register_hook(lambda grad: grad * math.inf)
     policy.backward(logp.sum())
     with pytest.raises(NonFiniteError, match="step 3: grad_norm"):

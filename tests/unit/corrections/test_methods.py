@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from leeway.config import CorrectionConfig
 from leeway.corrections import METHODS, Denominators, TokenBatch, surrogate_loss
+from leeway.corrections.methods import tail_clip
 from leeway.corrections.names import METHOD_NAMES
-from leeway.corrections.primitives import f_clamp, f_identity, f_ppo
+from leeway.corrections.primitives import f_clamp, f_identity, f_ppo, tail_kappa, tail_surrogate
 
 V = 12
 CLIPS = {
@@ -173,6 +175,65 @@ def test_head_form_is_exact_when_the_tail_follows_pi_theta(kept: int) -> None:
         got = p.gradient("dlc", p.batch(1, 1.1, ids), centering=centering)
         want = closed_form(p, 1, 1.1, "ppo", centering)
         assert torch.linalg.norm(got - want) < 1e-12
+
+
+def with_sync_tail(p: Prefix, batch: TokenBatch, config: CorrectionConfig) -> TokenBatch:
+    """The batch of one token, with the tail of mu as a multiple of pi_s."""
+    assert batch.head_ids is not None
+    assert batch.head_mask is not None
+    assert batch.head_logp_mu is not None
+    assert batch.head_logp_sync is not None
+    ref, f = tail_clip(config)
+    kappa = tail_kappa(batch.head_ids, batch.head_mask, batch.head_logp_mu, batch.head_logp_sync)
+    tail = tail_surrogate(
+        p.log_pi[None], p.log_s[None], batch.head_ids, batch.head_mask, batch.advantages,
+        kappa if ref == "mu" else torch.ones_like(kappa), f,
+    )  # fmt: skip
+    return replace(batch, tail_logp=tail)
+
+
+COMPOSED = [
+    *({"method": "dlc", "centering": c, "lag_clip": clip} for c in ("discrepancy", "weighted", "plain")
+      for clip in CLIPS),
+    {"method": "score_centering"},
+    *({"method": m, "score_centering": True} for m in ("none", "is", "tis", "icepop", "ppo")),
+    {"method": "ppo", "score_centering": True, "reference": "sync"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", COMPOSED, ids=lambda c: "-".join(map(str, c.values())))
+@pytest.mark.parametrize("kept", [2, 5, 11])
+def test_sync_tail_is_exact_when_the_tail_follows_pi_s(kept: int, config: dict[str, object]) -> None:
+    """mu a multiple of pi_s off the head: the head form has the gradient of the full vocabulary."""
+    p = Prefix(29)
+    s = p.log_s.exp()
+    q = p.log_mu.exp()
+    tail = s[kept:] / s[kept:].sum() * (1 - q[:kept].sum())
+    p.log_mu = torch.log(torch.cat([q[:kept], tail]))
+    ids = torch.cat([torch.arange(kept), torch.tensor([-1, 0])])  # padded, and an id twice
+    settings_ = CorrectionConfig(**config)  # type: ignore[arg-type]
+    for a, advantage in ((0, 1.1), (V - 1, -0.7)):  # one on the head, one off it
+        batch = with_sync_tail(p, p.batch(a, advantage, ids), settings_)
+        got = p.gradient(batch=batch, **config)  # type: ignore[arg-type]
+        want = p.gradient(batch=p.batch(a, advantage), **config)  # type: ignore[arg-type]
+        assert torch.linalg.norm(got - want) < 1e-12
+
+
+def test_sync_tail_is_closer_than_a_tail_like_pi_theta() -> None:
+    """Under lag mu is closer to pi_s than to pi_theta: the mean error of the centre is smaller."""
+    config = CorrectionConfig(centering="weighted")
+    errors = {"current": 0.0, "sync": 0.0}
+    for seed in range(40):
+        p = Prefix(seed, lag=0.4, discrepancy=0.05, size=40)
+        head = torch.argsort(p.log_mu, descending=True)[:6]
+        exact = p.gradient("dlc", p.batch(3, 1.0), centering="weighted")
+        for name, batch in (
+            ("current", p.batch(3, 1.0, head)),
+            ("sync", with_sync_tail(p, p.batch(3, 1.0, head), config)),
+        ):
+            got = p.gradient("dlc", batch, centering="weighted")
+            errors[name] += float(torch.linalg.norm(got - exact))
+    assert errors["sync"] < 0.6 * errors["current"]
 
 
 def test_error_of_the_head_shrinks_with_its_missing_mass() -> None:

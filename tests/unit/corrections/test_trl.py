@@ -7,7 +7,7 @@ the generation is replaced. Where TRL asks for pi_old it is the model before its
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def small_tokenizer() -> Any:
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
+def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     """(TRL settings, scale of the sampler's discrepancy) -> a GRPOTrainer and its inputs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -84,7 +84,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
         inputs = trainer._generate_and_score_completions([{"prompt": ""} for _ in PROMPTS])
         return trainer, inputs, logps
 
-    yield make
+    return make
 
 
 def _log_probs(model: Any) -> list[Tensor]:
@@ -160,7 +160,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "aggregation": "constant",
         },
     ),
-    "ppo-dapo": ({"loss_type": "dapo", "delta": 1.5}, {"method": "ppo", "reference": "prox", "dual_clip": 1.5}),
+    "ppo-dapo": (
+        {"loss_type": "dapo", "delta": 1.5},
+        {"method": "ppo", "reference": "prox", "dual_clip": 1.5},
+    ),
     "ppo-grpo": (
         {"loss_type": "grpo", "epsilon_high": 0.28, "delta": 3.0},
         {"method": "ppo", "reference": "prox", "clip_high": 0.28, "aggregation": "seq-mean-token-mean"},

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from leeway_trainer.head import HeadLogProbs, LogitsTransform, TokenQuery, token_log_probs
+from leeway.corrections.primitives import f_ppo, tail_surrogate
+from leeway_trainer.head import HeadLogProbs, LogitsTransform, TailQuery, TokenQuery, token_log_probs
 
 N, D, V, K = 11, 6, 17, 4
 
@@ -42,7 +43,7 @@ def dense(hidden, weight, bias, query, temperature, softcap=None):
 def test_equals_dense_softmax_forward_and_backward(complete, softcap, chunk):
     hidden, weight, bias, query = make(complete)
     transform = LogitsTransform(softcap=softcap)
-    logp, head = HeadLogProbs.apply(hidden, weight, bias, query, transform, 0.7, chunk)
+    logp, head, _ = HeadLogProbs.apply(hidden, weight, bias, query, transform, 0.7, chunk, None)
     want_logp, want_head = dense(hidden, weight, bias, query, 0.7, softcap)
     torch.testing.assert_close(logp, want_logp, atol=1e-5, rtol=0)
     torch.testing.assert_close(head, want_head, atol=1e-5, rtol=0)
@@ -56,7 +57,7 @@ def test_equals_dense_softmax_forward_and_backward(complete, softcap, chunk):
 
 def test_complete_support_sums_to_one():
     hidden, weight, bias, query = make(complete=True)
-    _, head = token_log_probs(hidden, weight, bias, query, LogitsTransform(), 1.0)
+    _, head, _ = token_log_probs(hidden, weight, bias, query, LogitsTransform(), 1.0)
     mass = (head.exp() * query.head_mask).sum(-1)
     torch.testing.assert_close(mass, torch.ones(N, dtype=mass.dtype))
 
@@ -68,7 +69,36 @@ def test_mixed_support_has_no_nan_gradient():
     empty = query.head_mask.clone()
     empty[5] = False
     query = TokenQuery(query.targets, query.head_ids, empty, complete)
-    logp, head = HeadLogProbs.apply(hidden, weight, None, query, LogitsTransform(scale=0.5), 1.0, 3)
+    logp, head, _ = HeadLogProbs.apply(hidden, weight, None, query, LogitsTransform(scale=0.5), 1.0, 3, None)
     (logp.sum() + head.sum()).backward()
     assert torch.isfinite(hidden.grad).all()
     assert torch.isfinite(weight.grad).all()
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 64])
+def test_tail_equals_the_dense_sum(chunk):
+    hidden, weight, bias, query = make()
+    g = torch.Generator().manual_seed(7)
+    tail = TailQuery(
+        hidden=hidden.detach() + 0.3 * torch.randn(N, D, generator=g, dtype=torch.float64),
+        weight=weight.detach() + 0.1 * torch.randn(V, D, generator=g, dtype=torch.float64),
+        bias=bias.detach(),
+        advantages=torch.randn(N, generator=g),
+        kappa_ref=0.5 + torch.rand(N, generator=g),
+        f=f_ppo(0.2, 0.2, 3.0),
+    )
+    query.head_complete[4] = True
+    *_, found = HeadLogProbs.apply(hidden, weight, bias, query, LogitsTransform(), 0.7, chunk, tail)
+    log_pi = (((hidden @ weight.T) + bias) / 0.7).float().log_softmax(-1)
+    log_s = (((tail.hidden @ tail.weight.T) + tail.bias) / 0.7).float().log_softmax(-1)
+    want = tail_surrogate(
+        log_pi, log_s, query.head_ids, query.head_mask, tail.advantages, tail.kappa_ref, tail.f
+    )
+    want = want * ~query.head_complete
+    torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
+    assert found[4] == 0
+    assert (found[:4] != 0).all()
+    a = torch.randn(N, generator=g)
+    got = torch.autograd.grad((found * a).sum(), [hidden, weight, bias])
+    for x, y in zip(got, torch.autograd.grad((want * a).sum(), [hidden, weight, bias]), strict=True):
+        torch.testing.assert_close(x, y, atol=2e-5, rtol=1e-5)
