@@ -1,75 +1,62 @@
-"""Every correction through the trainer's own step: the split into micro-batches does not matter."""
+"""Every correction through the trainer's own step: how the batch is divided does not matter."""
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import pytest
 import torch
-from trainer_support import make_batch, run_config
+from methods_worker import CASES, NAMES, Steps, two_steps
+from test_two_ranks import HERE, TORCHRUN, python
 
-from leeway.corrections.names import METHOD_NAMES
 from leeway_trainer.model import load_policy_model
-from leeway_trainer.policy import Policy
 from leeway_trainer.ranks import Ranks
-from leeway_trainer.snapshot import Snapshot, wire_tensors
-from leeway_trainer.step import train_step
 
-CASES = [(method, {}) for method in METHOD_NAMES] + [
-    ("m2po", {"m2_variant": "areal"}),
-    ("m2po", {"m2_variant": "repo"}),
-    ("decoupled_ppo", {"prox_logp_method": "loglinear"}),
-    ("tis", {"score_centering": True}),
-    ("ppo", {"reference": "sync", "score_centering": True}),
-    ("is", {"is_level": "sequence"}),
-    ("dlc", {"aggregation": "seq-mean-token-mean"}),
-    ("dlc", {"head_tail": "sync", "lag_clip": "clamp"}),
-    ("tis", {"head_tail": "sync", "score_centering": True}),
-]
+ONE, TWO, FOUR = 4096, 64, 28
+"""micro_batch_tokens that cut the batch into so many micro-batches."""
 
 
-def two_steps(
-    tiny_dir: Path, ranks: Ranks, budget: int, method: str, settings: dict[str, object]
-) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-    """Weights after two steps (the second one with lag), and the metrics of both."""
-    config = run_config(
-        tiny_dir,
-        correction={"method": method, **settings},
-        trainer={
-            "micro_batch_tokens": budget,
-            "learning_rate": 1e-3,
-            # With 1e-8 AdamW makes a whole step of the rounding of a gradient that is nearly 0.
-            "deepspeed": {"optimizer": {"params": {"eps": 1e-2}}},
-        },
-        weights={"dtype": "float32"},
-    )
-    model = load_policy_model(tiny_dir, dtype=torch.float32, chunk_tokens=5)
-    snapshot = Snapshot(copy.deepcopy(model), config.trainer, ranks)
-    policy = Policy(model, config.trainer, ranks)
-    snapshot.refresh(wire_tensors(policy, torch.float32, step=0))
-    metrics = [train_step(policy, snapshot, make_batch(step), config, step, age=step) for step in range(2)]
-    return {name: t.clone() for name, t in wire_tensors(policy, torch.float32, step=2)}, metrics
+@pytest.fixture(scope="module")
+def on_two_ranks(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two ranks wrote what they got, a file per case."""
+    out = tmp_path_factory.mktemp("methods")
+    python(*TORCHRUN, "--rdzv-endpoint", "localhost:0", HERE / "methods_worker.py", tiny_dir, out)
+    return out
 
 
-@pytest.mark.parametrize(("method", "settings"), CASES, ids=lambda v: v if isinstance(v, str) else str(v))
-def test_micro_batches_do_not_change_the_update(
-    tiny_dir: Path, ranks: Ranks, method: str, settings: dict[str, object]
+def assert_same(
+    one: tuple[dict[str, torch.Tensor], list[dict[str, float]]],
+    other: tuple[dict[str, torch.Tensor], list[dict[str, float]]],
 ) -> None:
-    whole, of_whole = two_steps(tiny_dir, ranks, 4096, method, settings)
-    split, of_split = two_steps(tiny_dir, ranks, 48, method, settings)
-    for name, tensor in whole.items():
-        assert torch.allclose(tensor, split[name], atol=1e-6), name
-    for a, b in zip(of_whole, of_split, strict=True):
+    for name, tensor in one[0].items():
+        assert torch.allclose(tensor, other[0][name], atol=1e-6), name
+    for a, b in zip(one[1], other[1], strict=True):
         assert a["grad_norm"] > 0
-        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
-        assert a["lr"] == pytest.approx(b["lr"], rel=1e-5)
+        assert a.keys() == b.keys()
+        for name, value in a.items():
+            if not name.startswith("time/"):
+                assert value == pytest.approx(b[name], rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize(("method", "settings"), CASES, ids=NAMES)
+def test_division_does_not_change_the_update(
+    tiny_dir: Path, ranks: Ranks, on_two_ranks: Path, method: str, settings: dict[str, object]
+) -> None:
+    results: dict[int, Steps] = {
+        budget: two_steps(tiny_dir, ranks, budget, method, settings) for budget in (ONE, TWO, FOUR)
+    }
+    assert [count for *_, count in results.values()] == [1, 2, 4]
+    whole = results[ONE][:2]
+    assert_same(whole, results[TWO][:2])
+    assert_same(whole, results[FOUR][:2])
+    two = torch.load(on_two_ranks / f"{NAMES[CASES.index((method, settings))]}.pt", weights_only=True)
+    assert_same(whole, (two["weights"], two["metrics"]))
     before = dict(load_policy_model(tiny_dir, dtype=torch.float32, chunk_tokens=5).lm.named_parameters())
-    assert any(not torch.equal(before[name], tensor) for name, tensor in whole.items())
+    assert any(not torch.equal(before[name], tensor) for name, tensor in whole[0].items())
 
 
 def test_vcpo_changes_the_learning_rate_of_its_step(tiny_dir: Path, ranks: Ranks) -> None:
-    _, plain = two_steps(tiny_dir, ranks, 4096, "none", {})
-    _, scaled = two_steps(tiny_dir, ranks, 4096, "vcpo", {})
+    _, plain, _ = two_steps(tiny_dir, ranks, ONE, "none", {})
+    _, scaled, _ = two_steps(tiny_dir, ranks, ONE, "vcpo", {})
     assert plain[0]["lr"] == pytest.approx(1e-3)
     assert 0 < scaled[0]["lr"] < 1e-3
