@@ -10,6 +10,7 @@ clip, AdamW
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -28,6 +29,7 @@ from leeway.corrections import (
     lag_metrics,
     lr_scale,
     plan_batch,
+    predict_crossing,
     surrogate_loss,
 )
 from leeway.corrections.methods import tail_clip
@@ -100,6 +102,7 @@ def train_step(
     return {
         **reward_metrics(rollouts),
         **lag,
+        **crossings(lag, age, config.sync.ess_threshold or 0.5),
         **totals.pooled(policy),
         "grad_norm": result.grad_norm,
         "lr": result.learning_rate,
@@ -228,6 +231,15 @@ def batch_lag(every: TokenBatch, config: RunConfig, step: int) -> Metrics:
         )
     except ValueError as error:
         raise NonFiniteError(step, f"a log-ratio ({error})", float("nan")) from error
+
+
+def crossings(lag: Metrics, age: int, threshold: float) -> Metrics:
+    """Forecast of the age at which ESS falls to `threshold`, by level; nothing where there is no lag yet."""
+    found = {
+        f"lag/predicted_crossing_{level}": predict_crossing(lag[variance], age, threshold)
+        for level, variance in (("tok", "lag/var"), ("seq", "lag/var_seq"))
+    }
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 class _Totals:

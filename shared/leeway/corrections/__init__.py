@@ -4,7 +4,8 @@
     surrogate_loss    (method, TokenBatch, CorrectionConfig) -> (loss, metrics)
     plan_batch        what a method wants to know of the global batch before its gradients
     lr_scale          what a method does to the step's learning rate
-    ess, predict_ess  effective sample size of the lag ratio, and its Gaussian prediction
+    ess               effective sample size of the lag ratio; predict_ess, predict_crossing: Gaussian forecasts
+    kl_rao_blackwell  KL between two policies at given prefixes
     lag_metrics       lag and discrepancy of a whole batch
     advantages        grpo, dr_grpo, rloo
 
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from leeway.corrections.advantage import advantages
     from leeway.corrections.batch import Denominators, TokenBatch
-    from leeway.corrections.lag import ess, lag_metrics, predict_ess
+    from leeway.corrections.lag import ess, kl_rao_blackwell, lag_metrics, predict_crossing, predict_ess
     from leeway.corrections.registry import METHODS, Method, lr_scale, plan_batch, surrogate_loss
 
 _HOME = {
@@ -27,6 +28,8 @@ _HOME = {
     "TokenBatch": "batch",
     "ess": "lag",
     "lag_metrics": "lag",
+    "kl_rao_blackwell": "lag",
+    "predict_crossing": "lag",
     "predict_ess": "lag",
     "METHODS": "registry",
     "lr_scale": "registry",
@@ -41,9 +44,11 @@ __all__ = [
     "TokenBatch",
     "advantages",
     "ess",
+    "kl_rao_blackwell",
     "lag_metrics",
     "lr_scale",
     "plan_batch",
+    "predict_crossing",
     "predict_ess",
     "surrogate_loss",
 ]

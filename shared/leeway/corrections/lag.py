@@ -69,6 +69,25 @@ def k3(log_ratio: Tensor) -> Tensor:
     return torch.expm1(log_ratio) - log_ratio
 
 
+def kl_rao_blackwell(logp: Tensor, logq: Tensor) -> Tensor:
+    """[...] KL(p || q) in nats at each prefix, summed over the vocabulary; logp, logq: [..., V], normalised.
+
+    At prefixes drawn from p its sum over a response is unbiased for the KL of the sequences, never negative,
+    and varies less than log p(a) - log q(a) (arXiv 2504.10637). Tokens with p = 0 add nothing.
+    """
+    p = logp.exp()
+    return masked(p * (logp - logq), p > 0).sum(-1)
+
+
+def predict_crossing(var: float, age: float, threshold: float = 0.5) -> float:
+    """Age in optimiser steps at which a Gaussian log-ratio's ESS falls to `threshold`; infinity for no lag.
+
+    From the variance of the log-ratio at `age`, taken to grow with the square of the age (aligned updates):
+    ESS = exp(-var), so the crossing is at age sqrt(ln(1/threshold) / var). A heavier tail crosses earlier.
+    """
+    return age * math.sqrt(-math.log(threshold) / var) if var > 1e-12 and age > 0 else math.inf
+
+
 def lag_metrics(
     logp: Tensor,
     logp_sync: Tensor,

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from correction_support import Prefix, V
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,62 +17,11 @@ from leeway.corrections.methods import tail_clip
 from leeway.corrections.names import METHOD_NAMES
 from leeway.corrections.primitives import f_clamp, f_identity, f_ppo, tail_kappa, tail_surrogate
 
-V = 12
 CLIPS = {
     "ppo": f_ppo(0.2, 0.2, 3.0),
     "clamp": f_clamp(0.0, 2.0),
     "none": f_identity(),
 }
-
-
-class Prefix:
-    """One prefix: logits of pi_theta (with gradient), pi_s and mu over V tokens."""
-
-    def __init__(self, seed: int, lag: float = 0.5, discrepancy: float = 0.3, size: int = V) -> None:
-        g = torch.Generator().manual_seed(seed)
-        base = torch.randn(size, generator=g, dtype=torch.float64)
-        sync = base + lag * torch.randn(size, generator=g, dtype=torch.float64)
-        mu = sync + discrepancy * torch.randn(size, generator=g, dtype=torch.float64)
-        self.logits = base.clone().requires_grad_()
-        self.log_pi = torch.log_softmax(self.logits, 0)
-        self.log_s = torch.log_softmax(sync, 0)
-        self.log_mu = torch.log_softmax(mu, 0)
-
-    def score(self, v: int) -> torch.Tensor:
-        """grad log pi_theta(v) with respect to the logits: e_v - pi."""
-        return torch.nn.functional.one_hot(torch.tensor(v), len(self.logits)).double() - self.log_pi.exp()
-
-    def mean_score(self, weights: torch.Tensor) -> torch.Tensor:
-        """sum_v weights(v) s(v)."""
-        return sum(
-            (weights[v] * self.score(v) for v in range(len(self.logits))), torch.zeros(len(self.logits))
-        )
-
-    def batch(self, a: int, advantage: float, head: torch.Tensor | None = None) -> TokenBatch:
-        """A batch of the one token `a`; `head`: ids, None: the full vocabulary."""
-        ids = torch.arange(len(self.logits)) if head is None else head
-        pick = ids.clamp_min(0)
-        return TokenBatch(
-            logp=self.log_pi[a][None],
-            logp_sync=self.log_s[a][None],
-            logp_mu=self.log_mu[a][None],
-            advantages=torch.tensor([advantage], dtype=torch.float64),
-            mask=torch.tensor([True]),
-            seq_ids=torch.tensor([0]),
-            denominators=Denominators(1, 1, 1),
-            head_logp_mu=self.log_mu[pick][None],
-            head_logp=self.log_pi[pick][None],
-            head_logp_sync=self.log_s[pick][None],
-            head_ids=None if head is None else ids[None],
-            head_mask=None if head is None else (ids >= 0)[None],
-        )
-
-    def gradient(self, method: str, batch: TokenBatch, **config: object) -> torch.Tensor:
-        """Ascent direction: minus the gradient of the loss."""
-        settings_ = CorrectionConfig(method=method, **config)  # type: ignore[arg-type]
-        loss, _ = surrogate_loss(method, batch, settings_)
-        (grad,) = torch.autograd.grad(loss, self.logits, retain_graph=True)
-        return -grad.detach()
 
 
 def closed_form(p: Prefix, a: int, advantage: float, clip: str, centering: str) -> torch.Tensor:
