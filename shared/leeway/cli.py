@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,8 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="The configuration of a run.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+corrections_app = typer.Typer()
+app.add_typer(corrections_app, name="corrections")
 
 Sets = Annotated[
     list[str] | None,
@@ -132,28 +135,63 @@ def resync(
     typer.echo("the samplers get new weights after the next step report")
 
 
-@app.command()
-def corrections(
-    name: Annotated[str | None, typer.Argument(help="Show one method and its settings.")] = None,
-) -> None:
-    """List the corrections: formula, what they need, settings with defaults, source."""
-    from rich.console import Console
-    from rich.table import Table
+@corrections_app.callback(invoke_without_command=True)
+def corrections(context: typer.Context) -> None:
+    """List the corrections: formula, what they need, source."""
+    if context.invoked_subcommand is None:
+        from leeway.corrections import METHODS
 
+        _print_methods(list(METHODS))
+        typer.echo("leeway corrections show NAME shows the settings of one.")
+
+
+@corrections_app.command("show")
+def corrections_show(name: Annotated[str, typer.Argument(help="Name of a correction.")]) -> None:
+    """Show one correction and its settings with their defaults."""
     from leeway.config import CorrectionConfig
     from leeway.corrections import METHODS
 
-    if name is not None and name not in METHODS:
+    if name not in METHODS:
         raise UsageError(f"no correction {name!r}; there are: {', '.join(METHODS)}")
-    table = Table("method", "estimator of a token", "needs", "source", show_lines=True)
-    for method in METHODS.values() if name is None else [METHODS[name]]:
-        table.add_row(method.name, method.formula, ", ".join(method.needs) or "-", method.source)
-    Console().print(table)
-    for key in METHODS[name].defaults if name else ():
+    _print_methods([name])
+    for key in METHODS[name].defaults:
         field = CorrectionConfig.model_fields[key]
         typer.echo(f"correction.{key}: {json.dumps(field.default)}  {field.description or ''}".rstrip())
-    if name is None:
-        typer.echo("leeway corrections NAME shows the settings of one.")
+
+
+@corrections_app.command("compare")
+def corrections_compare(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run, or one of its batches/step-*.")],
+    sets: Sets = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Re-score a saved batch under every correction: gradient, cosine to dlc, ESS, clipped tokens."""
+    import subprocess
+
+    options = [f"--set={value}" for value in sets or []] + (["--json"] if as_json else [])
+    # The trainer's code; this package imports no service.
+    command = [sys.executable, "-m", "leeway_trainer.compare", *options, "--", str(directory)]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
+
+
+def _print_methods(names: list[str]) -> None:
+    from leeway.config import CorrectionConfig
+    from leeway.corrections import METHODS
+
+    for method in (METHODS[name] for name in names):
+        defaults = (f"{key}={CorrectionConfig.model_fields[key].default}" for key in method.defaults)
+        rows = {
+            "estimator": method.formula,
+            "needs": ", ".join(method.needs) or "nothing beyond pi_theta",
+            "settings": ", ".join(defaults) or "none",
+            "aggregation": method.aggregation,
+            "source": method.source,
+        }
+        typer.echo(method.name)
+        for key, value in rows.items():
+            text = textwrap.fill(value, 84, initial_indent=f"  {key:<12}", subsequent_indent=" " * 14)
+            typer.echo(text)
+        typer.echo()
 
 
 @config_app.command("schema")

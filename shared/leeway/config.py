@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 
 Dtype = Literal["bfloat16", "float32"]
 
@@ -366,6 +366,9 @@ class OutputConfig(Section):
     """Output directory; null: runs/<name>-<time>."""
     save_model: bool = True
     """Write the final policy in Hugging Face format to DIR/model."""
+    save_batches: list[NonNegativeInt] = Field(default_factory=list)
+    """Steps whose batch is kept in DIR/batches with the weights on both sides (twice the size of the model
+    each), for `leeway corrections compare`."""
 
 
 class RunConfig(Section):

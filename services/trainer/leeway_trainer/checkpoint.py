@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -23,6 +24,9 @@ from leeway.errors import LeewayError, UsageError
 from leeway_trainer.snapshot import wire_tensors
 
 if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
     from leeway_trainer.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -144,15 +148,23 @@ def export_model(
     """
     first = policy.ranks.first
     dtype = torch.bfloat16 if policy.config.dtype == "bfloat16" else torch.float32
-    state = {}
-    for name, tensor in wire_tensors(policy, dtype, step=step):
-        if first:
-            state[name] = tensor.detach().to("cpu", copy=True).contiguous()
+    write_model(directory, policy.model.lm, wire_tensors(policy, dtype, step=step), keep=first)
     if first:
-        directory.mkdir(parents=True, exist_ok=True)
-        policy.model.lm.save_pretrained(directory, state_dict=state)
         _save_tokenizer(directory, source, trust_remote_code)
     policy.ranks.barrier()
+
+
+def write_model(
+    directory: Path, lm: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]], *, keep: bool
+) -> None:
+    """Write `tensors` as a model like `lm` in Hugging Face format; ranks without `keep` only walk along."""
+    state = {}
+    for name, tensor in tensors:
+        if keep:
+            state[name] = tensor.detach().to("cpu", copy=True).contiguous()
+    if keep:
+        directory.mkdir(parents=True, exist_ok=True)
+        lm.save_pretrained(directory, state_dict=state)
 
 
 def _save_tokenizer(directory: Path, source: str, trust_remote_code: bool) -> None:

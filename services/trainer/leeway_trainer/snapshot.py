@@ -67,6 +67,12 @@ class Snapshot:
         """log pi_s, float32, without gradient."""
         return self.runner(batch, with_hidden=with_hidden)
 
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) of theta_s; a tensor is valid until the next one. Every rank walks through all."""
+        for name, param in self._params.items():
+            with gathered([param], self.zero_stage):
+                yield name, param.data
+
     def output_layer(self) -> AbstractContextManager[None]:
         """Inside, the weights of `head` are whole on this rank."""
         return gathered([p for p in (self.head.weight, self.head.bias) if p is not None], self.zero_stage)

@@ -40,7 +40,7 @@ from leeway_trainer.head import TailQuery
 from leeway_trainer.policy import NonFiniteError
 
 if TYPE_CHECKING:
-    from leeway_trainer.model import PolicyOutput
+    from leeway_trainer.model import PolicyOutput, TokenHead
     from leeway_trainer.policy import Policy
     from leeway_trainer.snapshot import Snapshot
 
@@ -89,7 +89,9 @@ def train_step(
     for i, batch in enumerate(batches):
         pause()
         with snapshot.output_layer() if with_tail else nullcontext():
-            tail = tail_query(batch, scores[i], snapshot, per_response, correction) if with_tail else None
+            tail = (
+                tail_query(batch, scores[i], snapshot.head, per_response, correction) if with_tail else None
+            )
             output = policy.forward(batch, last=i == len(batches) - 1, tail=tail)
             tokens = replace(tokens_of(i, output), plan=plan)
             loss, metrics = surrogate_loss(method, tokens, correction)
@@ -150,19 +152,21 @@ def denominators(rollouts: Sequence[Rollout], config: RunConfig) -> Denominators
 def tail_query(
     batch: MicroBatch,
     score: PolicyOutput,
-    snapshot: Snapshot,
+    head: TokenHead,
     per_response: Tensor,
     config: CorrectionConfig,
 ) -> TailQuery:
-    """theta_s at the positions of a micro-batch, for a centre whose tail follows pi_s."""
+    """theta_s (its output layer: `head`) at the positions of a micro-batch, for a centre whose tail follows
+    pi_s.
+    """
     assert score.hidden is not None
     ref, f = tail_clip(config)
     query = batch.query
     kappa = tail_kappa(query.head_ids, query.head_mask, batch.head_logp_mu, score.head_logp)
     return TailQuery(
         hidden=score.hidden,
-        weight=snapshot.head.weight,
-        bias=snapshot.head.bias,
+        weight=head.weight,
+        bias=head.bias,
         advantages=per_response.to(kappa.device)[batch.sequence],
         kappa_ref=kappa if ref == "mu" else torch.ones_like(kappa),
         f=f,

@@ -37,6 +37,7 @@ from leeway_trainer.feed import Feed
 from leeway_trainer.model import DTYPES, load_policy_model
 from leeway_trainer.policy import Policy
 from leeway_trainer.ranks import Ranks
+from leeway_trainer.saved_batch import BatchInfo, save_batch
 from leeway_trainer.snapshot import Snapshot, wire_tensors
 from leeway_trainer.step import Metrics, train_step
 
@@ -115,6 +116,10 @@ class Trainer:
             rollouts = self.next_rollouts()
             check_rewards(rollouts, step)
             age = step - self.published_at
+            if step in self.config.output.save_batches:
+                info = BatchInfo(step=step, age=age, version=self.version)
+                where = self.place.out / "batches"
+                save_batch(where, self.policy, self.snapshot, rollouts, self.config, info)
             metrics = train_step(self.policy, self.snapshot, rollouts, self.config, step, self._pause, age)
             self.next_batch = step + 1
             labels = {"batch/digest": batch_digest(rollouts)}

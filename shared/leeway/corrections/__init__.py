@@ -4,7 +4,8 @@
     surrogate_loss    (method, TokenBatch, CorrectionConfig) -> (loss, metrics)
     plan_batch        what a method wants to know of the global batch before its gradients
     lr_scale          what a method does to the step's learning rate
-    ess               effective sample size of the lag ratio; predict_ess, predict_crossing: Gaussian forecasts
+    ess               effective sample size of the lag ratio
+    predict_ess, predict_crossing   its Gaussian forecasts
     kl_rao_blackwell  KL between two policies at given prefixes
     lag_metrics       lag and discrepancy of a whole batch
     advantages        grpo, dr_grpo, rloo

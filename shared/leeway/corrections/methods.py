@@ -229,21 +229,24 @@ def loglinear_prox(batch: TokenBatch) -> Tensor:
     return batch.logp_mu + alpha * (batch.logp.detach() - batch.logp_mu)
 
 
-def decoupled_ppo(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
-    """AReaL's decoupled PPO (arXiv 2110.00641, 2505.24298): w min(r A, clip(r) A).
+def decoupled_weight(batch: TokenBatch, config: CorrectionConfig) -> tuple[Tensor, Tensor]:
+    """[N] weight of decoupled PPO, and what it would be if nothing were clipped.
 
     w = pi_prox/mu, r = pi_theta/pi_prox. Tokens with w above behave_weight_cap are dropped; denominators keep
     counting them.
     """
     prox = batch.prox() if config.prox_logp_method == "recompute" else loglinear_prox(batch)
-    behave = w = ratio(prox, batch.logp_mu)
+    behave, r = ratio(prox, batch.logp_mu), ratio(batch.logp, prox)
+    w = behave * f_ppo(config.clip_low, config.clip_high, math.inf)(r, batch.advantages.detach())
     if config.behave_weight_cap is not None:
-        w = torch.where(w <= config.behave_weight_cap, w, torch.zeros_like(w))
-    advantage = batch.advantages.detach()
-    r = ratio(batch.logp, prox)
-    gate = f_ppo(config.clip_low, config.clip_high, math.inf)(r, advantage)
-    metrics = weight_metrics(w * gate, behave * r, batch.mask)
-    return -advantage * w * gate * batch.logp, {**metrics, "weight/behave_mean": token_mean(w, batch.mask)}
+        w = torch.where(behave <= config.behave_weight_cap, w, torch.zeros_like(w))
+    return w, behave * r
+
+
+def decoupled_ppo(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
+    """AReaL's decoupled PPO (arXiv 2110.00641, 2505.24298): w min(r A, clip(r) A)."""
+    w, free = decoupled_weight(batch, config)
+    return -batch.advantages.detach() * w * batch.logp, weight_metrics(w, free, batch.mask)
 
 
 def gspo(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
@@ -289,13 +292,16 @@ def m2po(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
         return weighted(batch, TokenWeight("mu", f, f_identity()))
     if config.m2_variant == "areal":
         keep = (batch.prox() - batch.logp_mu) ** 2 <= plan["cut"]
-        loss, metrics = decoupled_ppo(batch, config)
-        loss = masked(loss, keep) / max(plan["kept"], 1e-9)
+        w, free = decoupled_weight(batch, config)
+        share = max(plan["kept"], 1e-9)
     else:
         keep = ~trust_region(log_ratio, advantage) | (log_ratio**2 <= plan["cut"])
-        loss, metrics = weighted(batch, TokenWeight("mu", f_identity(), f_identity()))
-        loss = masked(loss, keep)
-    return loss, {**metrics, "m2po/masked": 1 - token_mean(keep.to(loss.dtype), batch.mask)}
+        w = free = ratio(batch.logp, batch.logp_mu)
+        share = 1.0
+    w = masked(w, keep)
+    metrics = weight_metrics(w, free, batch.mask)
+    metrics["m2po/masked"] = 1 - token_mean(keep.to(w.dtype), batch.mask)
+    return -advantage * w * batch.logp / share, metrics
 
 
 def vcpo(batch: TokenBatch, config: CorrectionConfig) -> PerToken:

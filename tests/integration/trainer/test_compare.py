@@ -1,0 +1,119 @@
+"""A saved batch, and every correction on it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from trainer_support import make_batch, run_config
+
+from leeway.config_load import dump_config
+from leeway_trainer.compare import VARIANTS, compare, parse_args
+from leeway_trainer.model import load_policy_model
+from leeway_trainer.policy import Policy
+from leeway_trainer.ranks import Ranks
+from leeway_trainer.saved_batch import BatchInfo, find_batch, load_batch, save_batch
+from leeway_trainer.snapshot import Snapshot, wire_tensors
+from leeway_trainer.step import train_step
+
+
+@pytest.fixture(scope="module")
+def saved(tiny_dir: Path, ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory with the batches of steps 0 and 1, and grad_norms.json: what training found there."""
+    out = tmp_path_factory.mktemp("run")
+    config = run_config(tiny_dir, trainer={"learning_rate": 3e-2}, weights={"dtype": "float32"})
+    model = load_policy_model(tiny_dir, dtype=torch.float32, chunk_tokens=5)
+    snapshot = Snapshot(copy.deepcopy(model), config.trainer, ranks)
+    policy = Policy(model, config.trainer, ranks)
+    snapshot.refresh(wire_tensors(policy, torch.float32, step=0))
+    norms = []
+    for step in range(2):
+        info = BatchInfo(step=step, age=step, version=0)
+        save_batch(out / "batches", policy, snapshot, make_batch(step), config, info)
+        norms.append(train_step(policy, snapshot, make_batch(step), config, step, age=step)["grad_norm"])
+    (out / "grad_norms.json").write_text(json.dumps(norms))
+    return out
+
+
+def test_what_is_saved_is_what_was_there(saved: Path, tiny_dir: Path) -> None:
+    info, rollouts, config = load_batch(find_batch(saved))
+    assert (info.step, info.age) == (1, 1)
+    assert config.trainer.learning_rate == 3e-2
+    for got, want in zip(rollouts, make_batch(1), strict=True):
+        assert got.header == want.header
+        assert got.response_ids.tolist() == want.response_ids.tolist()
+        assert got.head_logp.tolist() == want.head_logp.tolist()
+    start, theta, theta_s = (
+        dict(load_policy_model(place, dtype=torch.float32, chunk_tokens=5).lm.named_parameters())
+        for place in (tiny_dir, find_batch(saved) / "theta", find_batch(saved) / "theta_s")
+    )
+    assert all(torch.equal(start[name], theta_s[name]) for name in start)
+    assert any(not torch.equal(start[name], theta[name]) for name in start)
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_gradients_are_those_of_training(saved: Path, step: int) -> None:
+    result = compare(parse_args([str(saved / "batches" / f"step-{step:04d}")]))
+    rows = {row["correction"]: row for row in result["corrections"]}
+    assert list(rows) == [label for label, _ in VARIANTS]
+    trained = json.loads((saved / "grad_norms.json").read_text())[step]
+    assert rows["dlc"]["grad_norm"] == pytest.approx(trained, rel=1e-4)
+    assert rows["dlc"]["cosine"] == pytest.approx(1)
+    assert all(-1 - 1e-6 <= row["cosine"] <= 1 + 1e-6 and row["grad_norm"] > 0 for row in rows.values())
+    # Equal by their formulas: with one optimiser step a batch pi_prox is pi_theta, so PPO does not clip.
+    assert rows["ppo reference=prox"]["grad_norm"] == pytest.approx(rows["none"]["grad_norm"], rel=1e-5)
+    assert rows["none"]["weight_ess"] == pytest.approx(1)
+    assert rows["is"]["weight_ess"] < 0.9  # made-up log-probabilities: far from the model's
+    assert rows["tis"]["weight_mean"] <= 2
+    if step == 0:  # no lag: nothing to clip, and DLC is score centring
+        assert rows["dlc"]["clipped"] == 0
+        assert rows["dlc"]["grad_norm"] == pytest.approx(rows["score_centering"]["grad_norm"], rel=1e-3)
+        assert rows["score_centering"]["cosine"] == pytest.approx(1, abs=1e-4)
+        assert result["lag"]["lag/ess_tok"] == 1
+    else:
+        assert rows["dlc"]["clipped"] > 0
+        assert result["lag"]["lag/ess_tok"] < 1
+
+
+def test_settings_can_be_changed(saved: Path) -> None:
+    loose = compare(parse_args([str(saved), "--set", "correction.tis_clip=100"]))
+    default = compare(parse_args([str(saved)]))
+
+    def tis(result: dict[str, object]) -> float:
+        return next(r for r in result["corrections"] if r["correction"] == "tis")["weight_mean"]  # type: ignore
+
+    assert tis(loose) > tis(default)
+
+
+def cli(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "leeway.cli", "corrections", "compare", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_command_prints_a_table_or_json(saved: Path) -> None:
+    table = cli(str(saved))
+    assert table.returncode == 0, table.stderr
+    assert "weights 1 steps old" in table.stdout
+    assert "ppo reference=sync" in table.stdout
+    data = json.loads(cli(str(saved), "--json").stdout)
+    assert len(data["corrections"]) == len(VARIANTS)
+
+
+def test_a_directory_without_a_batch_is_refused(tmp_path: Path, saved: Path) -> None:
+    done = cli(str(tmp_path))
+    assert done.returncode == 2
+    assert "output.save_batches" in done.stderr
+    broken = tmp_path / "batches" / "step-0000"
+    broken.mkdir(parents=True)
+    source = find_batch(saved)
+    (broken / "batch.json").write_text((source / "batch.json").read_text())
+    (broken / "config.yaml").write_text(dump_config(load_batch(source)[2]))
+    (broken / "rollouts.bin").write_bytes((source / "rollouts.bin").read_bytes()[:-5])
+    done = cli(str(tmp_path))
+    assert done.returncode == 2
+    assert "rollouts end" in done.stderr or "cannot be read" in done.stderr
