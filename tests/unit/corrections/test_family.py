@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -246,3 +248,12 @@ def test_extreme_ratios_stay_finite(seed: int, method: str) -> None:
     (grad,) = torch.autograd.grad(loss, b.logp)
     assert torch.isfinite(grad).all()
     assert all(math.isfinite(float(v)) for v in metrics.values())
+
+
+def test_corrections_need_neither_engines_nor_redis() -> None:
+    code = (
+        "import sys; from leeway.corrections import METHODS, surrogate_loss, ess; assert METHODS;"
+        "print([m for m in ('vllm', 'deepspeed', 'redis', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
