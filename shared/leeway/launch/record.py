@@ -118,7 +118,7 @@ class Recorder:
         if self._waiting is None or verdict.step != self._waiting["step"]:
             return None
         self._waiting["verdict/action"] = verdict.action
-        self._waiting["verdict/reason"] = verdict.reason
+        self._waiting["sync/reason"] = verdict.reason
         return self.flush()
 
     def flush(self) -> Row | None:
@@ -153,7 +153,7 @@ class Recorder:
                 {
                     "step": row["step"],
                     "version": row["weights/version"] + 1,
-                    "reason": row.get("verdict/reason"),
+                    "reason": row.get("sync/reason"),
                     "ess": row.get(_ess_metric(self.config)),
                 }
                 for row in rows

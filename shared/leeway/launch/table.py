@@ -51,7 +51,7 @@ def cell(row: Row, metric: str, form: str) -> str:
 def verdict_text(row: Row) -> str:
     """`continue`, or `resync (ess)`."""
     action = row.get("verdict/action") or "-"
-    reason = row.get("verdict/reason")
+    reason = row.get("sync/reason")
     return f"{action} ({reason})" if reason else str(action)
 
 

@@ -42,7 +42,7 @@ class Run:
             {
                 "step": row["step"],
                 "version": None,
-                "reason": row.get("verdict/reason"),
+                "reason": row.get("sync/reason"),
                 "ess": row.get("lag/ess_tok"),
             }
             for row in self.rows

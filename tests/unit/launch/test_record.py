@@ -27,7 +27,7 @@ def test_rows_carry_their_verdict(tmp_path: Path) -> None:
     assert read_rows(recorder.metrics_path) == []
     row = recorder.verdict(verdict(0, "ess"))
     assert row is not None
-    assert row["verdict/reason"] == "ess"
+    assert row["sync/reason"] == "ess"
     assert recorder.verdict(verdict(0)) is None  # repeated
     recorder.step(report(1, 2))
     recorder.step(report(2, 2))  # no verdict on step 1: its row is written all the same

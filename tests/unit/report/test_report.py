@@ -114,7 +114,7 @@ def test_repeated_steps_of_a_resumed_run_count_once(tmp_path):
 
 
 def test_resyncs_come_from_the_metrics_without_a_summary(tmp_path):
-    write_run(tmp_path, [row(0), row(1, **{"verdict/action": "resync", "verdict/reason": "age"})])
+    write_run(tmp_path, [row(0), row(1, **{"verdict/action": "resync", "sync/reason": "age"})])
     assert [(r["step"], r["reason"]) for r in read_run(tmp_path).resyncs] == [(1, "age")]
     assert "summary.json is missing" in page(tmp_path)
 
