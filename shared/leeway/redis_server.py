@@ -51,12 +51,21 @@ def free_port() -> int:
 class EmbeddedRedis:
     """Context manager around one server process; `url` holds the password.
 
+    `replica_of`: a running server whose replica this one is, with the same password.
+
     Start: bind to a free port -> answer PING. Stop: SIGTERM -> (5 s) SIGKILL; its directory is removed.
     """
 
-    def __init__(self, *, maxmemory_mib: int = 4096, port: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        maxmemory_mib: int = 4096,
+        port: int | None = None,
+        replica_of: EmbeddedRedis | None = None,
+    ) -> None:
         self.port = port or free_port()
-        self.password = secrets.token_urlsafe(24)
+        self.primary = replica_of
+        self.password = secrets.token_urlsafe(24) if replica_of is None else replica_of.password
         self.maxmemory_mib = maxmemory_mib
         self._dir = tempfile.TemporaryDirectory(prefix="leeway-redis-", ignore_cleanup_errors=True)
         self._process: subprocess.Popen[bytes] | None = None
@@ -87,7 +96,12 @@ class EmbeddedRedis:
             f'dir "{self._dir.name}"',
             f'logfile "{self.log_path}"',
             "client-output-buffer-limit normal 0 0 0",
+            # A full weight version is written faster than a replica takes it.
+            "client-output-buffer-limit replica 0 0 0",
+            "repl-diskless-sync-delay 0",
         ]
+        if self.primary is not None:
+            lines += [f"replicaof 127.0.0.1 {self.primary.port}", f"masterauth {self.password}"]
         return ("\n".join(lines) + "\n").encode()
 
     @property

@@ -39,6 +39,10 @@ class WeightsVersionRefused(WeightsError):
     """A version that is not above the newest one published in this run epoch."""
 
 
+class WeightsTooLarge(WeightsError):
+    """A version that does not fit the memory that Redis has for weights; nothing of it was published."""
+
+
 class WeightsCorrupt(WeightsError):
     """Chunks, tensors or manifest do not fit together; `version`, `chunk`, `tensor` say where if known."""
 
@@ -67,21 +71,45 @@ class TensorSpec(_Wire):
     digest: str
 
 
-class WeightManifest(_Wire):
-    """Everything a reader needs to know about one version. Written after its last chunk."""
+class Base(_Wire):
+    """The version that a delta changes, and the digest of its weights."""
 
-    schema_version: Literal[1] = 1
+    version: int = Field(ge=0)
+    digest: str
+
+
+class WeightManifest(_Wire):
+    """Everything a reader needs to know about one version. Written after its last chunk.
+
+    `tensors`, `nbytes` and `digest` are of the weights themselves; `wire_nbytes` bytes in `chunks` chunks
+    carry them: all of them (`full`), or what changed since `base` (`delta`).
+    """
+
+    schema_version: Literal[2] = 2
     run: str
     epoch: int = Field(ge=0)
     version: int = Field(ge=0)
     step: int = Field(ge=0)
-    codec: Literal["full"] = "full"
+    codec: Literal["full", "delta"] = "full"
+    base: Base | None = None
     chunk_bytes: int = Field(ge=1)
     chunks: int = Field(ge=0)
+    wire_nbytes: int = Field(ge=0)
     nbytes: int = Field(ge=0)
     tensors: tuple[TensorSpec, ...]
     digest: str
     traceparent: str | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(run epoch, version): the order in which versions replace each other."""
+        return self.epoch, self.version
+
+    def same_layout(self, other: WeightManifest) -> bool:
+        """Whether both have the same tensors by name, dtype, shape and order."""
+        return [(t.name, t.dtype, t.shape) for t in self.tensors] == [
+            (t.name, t.dtype, t.shape) for t in other.tensors
+        ]
 
     @model_validator(mode="after")
     def _adds_up(self) -> WeightManifest:
@@ -90,10 +118,17 @@ class WeightManifest(_Wire):
             if spec.offset != offset or spec.nbytes != math.prod(spec.shape) * ITEM_BYTES[spec.dtype]:
                 raise ValueError(f"tensor {spec.name}: offset or size does not follow from shape and order")
             offset += spec.nbytes
-        if offset != self.nbytes or self.chunks != -(-self.nbytes // self.chunk_bytes):
+        if offset != self.nbytes or self.chunks != -(-self.wire_nbytes // self.chunk_bytes):
             raise ValueError(
-                f"{self.nbytes} bytes in {self.chunks} chunks do not fit tensors of {offset} bytes"
+                f"{self.nbytes} bytes, {self.wire_nbytes} on the wire in {self.chunks} chunks, do not fit "
+                f"tensors of {offset} bytes"
             )
+        if (self.codec == "delta") != (self.base is not None):
+            raise ValueError(f"codec {self.codec} with base {self.base}")
+        if self.base is not None and self.base.version >= self.version:
+            raise ValueError(f"its base {self.base.version} is not below it")
+        if self.base is None and self.wire_nbytes != self.nbytes:
+            raise ValueError(f"{self.wire_nbytes} bytes carry {self.nbytes} in full")
         if len({spec.name for spec in self.tensors}) != len(self.tensors):
             raise ValueError("a tensor name stands twice")
         if self.digest != weights_digest(self.tensors):

@@ -1,0 +1,55 @@
+"""Weight versions on the wire.
+
+manifest.py   what a version is, and what can be wrong with it
+codec.py      lossless delta of a tensor
+plan.py       decisions: full or delta, which chain to read, what to free, what fits
+chunks.py     a byte stream as digested entries of a Redis stream
+publish.py    writing a version
+host_copy.py  reading versions
+"""
+
+from leeway.weights.chunks import ChunkSource
+from leeway.weights.host_copy import HostCopy
+from leeway.weights.manifest import (
+    TensorSpec,
+    WeightManifest,
+    WeightsCorrupt,
+    WeightsError,
+    WeightsNotFinite,
+    WeightsTooLarge,
+    WeightsVersionRefused,
+    weights_digest,
+)
+from leeway.weights.plan import VersionKey, decide_codec, plan_chain, plan_free, room_for
+from leeway.weights.publish import (
+    CHUNK_BYTES,
+    free_versions,
+    latest_manifest,
+    parse_manifest,
+    publish_weights,
+    published_manifests,
+)
+
+__all__ = [
+    "CHUNK_BYTES",
+    "ChunkSource",
+    "HostCopy",
+    "TensorSpec",
+    "VersionKey",
+    "WeightManifest",
+    "WeightsCorrupt",
+    "WeightsError",
+    "WeightsNotFinite",
+    "WeightsTooLarge",
+    "WeightsVersionRefused",
+    "decide_codec",
+    "free_versions",
+    "latest_manifest",
+    "parse_manifest",
+    "plan_chain",
+    "plan_free",
+    "publish_weights",
+    "published_manifests",
+    "room_for",
+    "weights_digest",
+]

@@ -1,0 +1,218 @@
+"""HostCopy: a reader's own copy of a weight version, always exactly one version, proven by its digest.
+
+    advance(chain)   keyframe or deltas, piece by piece, each tensor's digest checked -> a newer version
+                     | anything wrong -> the version before, bit for bit
+    undo()           the version before the last advance
+    keep()           forget how to go back
+
+The copy lies in memory without a file (memfd) that other processes of this machine can map by `path`, so
+that the workers of a tensor-parallel engine share one. It is changed in place: how to go back is a journal
+of records (codec.py), which are their own undo, in memory or, when large, in a temporary file. Cost: the
+weights once in their wire type; while they change, one chunk, one piece and at most JOURNAL_BYTES more.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import tempfile
+from collections.abc import Sequence
+from types import TracebackType
+from typing import IO, TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from leeway.streams import Keys
+from leeway.weights.chunks import ByteStream, ChunkSource, read_chunks
+from leeway.weights.codec import RecordError, Words, apply_piece, encode_piece, pieces, read_record, words
+from leeway.weights.manifest import ITEM_BYTES, TensorSpec, WeightManifest, WeightsCorrupt
+
+if TYPE_CHECKING:
+    import torch
+
+JOURNAL_BYTES = 16 << 20
+_PLACE = struct.Struct("<QQB")
+"""Of a journal's record: offset of its piece in the buffer, words, bytes of a word."""
+
+
+class _Buffer:
+    """Anonymous shared memory."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.fd = os.memfd_create("leeway-weights", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, max(nbytes, 1))
+        self.map = mmap.mmap(self.fd, max(nbytes, 1))
+        self.bytes = np.frombuffer(self.map, dtype=np.uint8, count=nbytes)
+
+    def close(self) -> None:
+        os.close(self.fd)  # the mapping goes with its last view
+
+
+class HostCopy:
+    """See the module's docstring. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self.held: WeightManifest | None = None
+        """The version that the copy holds; None before the first."""
+        self._buffer: _Buffer | None = None
+        self._aside: _Buffer | None = None
+        self._before: WeightManifest | None = None
+        self._journal: IO[bytes] | None = None
+
+    @property
+    def path(self) -> str:
+        """Where other processes of this machine and user can map the copy."""
+        assert self._buffer is not None, "nothing is held yet"
+        return f"/proc/{os.getpid()}/fd/{self._buffer.fd}"
+
+    def tensor_words(self, spec: TensorSpec) -> Words:
+        """The values of one tensor that is held, as words; a view."""
+        item = ITEM_BYTES[spec.dtype]
+        return self._buffer_words(spec.offset, spec.nbytes // item, item)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Copies of the tensors that are held, by name."""
+        assert self.held is not None, "nothing is held yet"
+        return {spec.name: as_tensor(self.tensor_words(spec).copy(), spec) for spec in self.held.tensors}
+
+    def advance(
+        self,
+        source: ChunkSource,
+        keys: Keys,
+        chain: Sequence[WeightManifest],
+        deadline: float | None = None,
+    ) -> None:
+        """Go to the last version of `chain` (plan.plan_chain); `deadline`: time.monotonic() to end at.
+
+        Raises WeightsCorrupt, TimeoutError or RedisUnavailable, and holds then what it held before.
+        """
+        self.keep()
+        self._before = self.held
+        self._journal = tempfile.SpooledTemporaryFile(max_size=JOURNAL_BYTES)  # noqa: SIM115 (kept open)
+        try:
+            for manifest in chain:
+                stream = ByteStream(read_chunks(source, keys, manifest, deadline), manifest.version)
+                if manifest.base is None:
+                    self._take_keyframe(manifest, stream)
+                else:
+                    self._take_delta(manifest, stream)
+                stream.end()
+                self.held = manifest
+        except BaseException:
+            self.undo()
+            raise
+
+    def undo(self) -> None:
+        """Back to the version before the last `advance`; nothing is held when even that fails its digest."""
+        if self._aside is not None or (self._before is None and self._buffer is not None):
+            self._drop(self._buffer)
+            self._buffer, self._aside = self._aside, None
+        elif self._journal is not None and self._before is not None:
+            self._replay(self._journal)
+            if any(self._digest(spec) != spec.digest for spec in self._before.tensors):
+                self._drop(self._buffer)
+                self._buffer = self._before = None
+        self.held = self._before
+        self.keep()
+
+    def keep(self) -> None:
+        """The version that is held is good; `undo` leads nowhere from now on."""
+        self._drop(self._aside)
+        self._aside = None
+        self._before = self.held
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    def close(self) -> None:
+        """Release the memory."""
+        self.held = None
+        self.keep()
+        self._drop(self._buffer)
+        self._buffer = None
+
+    def __enter__(self) -> HostCopy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- inside ------------------------------------------------------------------------------------------
+
+    def _take_keyframe(self, manifest: WeightManifest, stream: ByteStream) -> None:
+        fresh = self.held is None or not self.held.same_layout(manifest)
+        if fresh:
+            self._aside, self._buffer = self._buffer, _Buffer(manifest.nbytes)
+        for spec in manifest.tensors:
+            item = ITEM_BYTES[spec.dtype]
+            target = self.tensor_words(spec)
+            for piece in pieces(target.size):
+                new = words(stream.read((piece.stop - piece.start) * item), item)
+                if fresh:
+                    target[piece] = new
+                else:
+                    self._flip(spec, piece, encode_piece(target[piece], new))
+            self._check(manifest, spec)
+
+    def _take_delta(self, manifest: WeightManifest, stream: ByteStream) -> None:
+        base = manifest.base
+        if self.held is None or base is None or self.held.digest != base.digest:
+            held = "nothing" if self.held is None else f"version {self.held.version}, {self.held.digest}"
+            raise WeightsCorrupt(f"a delta against {base}, but {held} is held", version=manifest.version)
+        if not self.held.same_layout(manifest):
+            raise WeightsCorrupt("a delta with other tensors than its base", version=manifest.version)
+        for spec in manifest.tensors:
+            for piece in pieces(spec.nbytes // ITEM_BYTES[spec.dtype]):
+                try:
+                    self._flip(spec, piece, read_record(stream.read))
+                except RecordError as exc:
+                    raise WeightsCorrupt(str(exc), version=manifest.version, tensor=spec.name) from exc
+            self._check(manifest, spec)
+
+    def _flip(self, spec: TensorSpec, piece: slice, record: bytes) -> None:
+        """Apply a record, and note it in the journal: both or neither."""
+        assert self._journal is not None
+        item = ITEM_BYTES[spec.dtype]
+        place = (spec.offset + piece.start * item, piece.stop - piece.start, item)
+        noted = self._journal.tell()
+        try:
+            self._journal.write(_PLACE.pack(*place) + record)
+            apply_piece(record, self._buffer_words(*place))
+        except BaseException:
+            self._journal.seek(noted)
+            self._journal.truncate()
+            raise
+
+    def _replay(self, journal: IO[bytes]) -> None:
+        """Flip everything back; the order of XORs does not matter."""
+        journal.seek(0)
+        while place := journal.read(_PLACE.size):
+            apply_piece(read_record(journal.read), self._buffer_words(*_PLACE.unpack(place)))
+
+    def _buffer_words(self, offset: int, count: int, item_bytes: int) -> Words:
+        assert self._buffer is not None, "nothing is held yet"
+        return words(self._buffer.bytes[offset : offset + count * item_bytes], item_bytes)
+
+    def _check(self, manifest: WeightManifest, spec: TensorSpec) -> None:
+        if self._digest(spec) != spec.digest:
+            raise WeightsCorrupt("digest differs", version=manifest.version, tensor=spec.name)
+
+    def _digest(self, spec: TensorSpec) -> str:
+        return xxhash.xxh3_128_hexdigest(self.tensor_words(spec).data)
+
+    @staticmethod
+    def _drop(buffer: _Buffer | None) -> None:
+        if buffer is not None:
+            buffer.close()
+
+
+def as_tensor(values: Words, spec: TensorSpec) -> torch.Tensor:
+    """The tensor of `spec` on the memory of `values`."""
+    import torch
+
+    flat = torch.from_numpy(values.view(np.uint8)) if values.size else torch.empty(0, dtype=torch.uint8)
+    return flat.view(getattr(torch, spec.dtype)).reshape(spec.shape)
