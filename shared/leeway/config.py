@@ -238,7 +238,8 @@ class SyncConfig(Section):
     verdict_timeout_s: float = Field(default=10.0, gt=0)
     """After this the trainer applies the same policy itself."""
     commit_timeout_s: float = Field(default=120.0, gt=0)
-    """Samplers that do not attest a new version within this time are left out until they do."""
+    """Samplers that do not attest a new version within this time are fenced: others take their tickets, and
+    they must load the weights afresh."""
     heartbeat_s: float = Field(default=1.0, gt=0)
     ticket_idle_s: float = Field(default=10.0, gt=0)
     """A ticket without a heartbeat for this long is claimed by another sampler."""
@@ -318,6 +319,13 @@ class WeightsConfig(Section):
     chunk_bytes: int = Field(default=1 << 20, ge=1 << 16, le=4 << 20)
     dtype: Dtype = "bfloat16"
     """Type on the wire, which is what samplers load."""
+    keyframe_every: int = Field(default=32, ge=1)
+    """Every n-th version is sent in full, for samplers that join later; between them only what changed. 1:
+    every version in full."""
+    max_redis_mib: int | None = Field(default=None, ge=1)
+    """Most memory that weights may take in Redis; null: what the server's maxmemory leaves, less a tenth. A
+    version that does not fit is not published, and the run goes on with the old one. A keyframe needs room
+    for two whole versions and the deltas between them."""
 
 
 def _is_redis_url(url: str) -> bool:
@@ -336,6 +344,9 @@ class RedisConfig(Section):
 
     url: str | None = None
     """`redis://[:password@]host:port/db` or `rediss://`; null: a server of the run's own."""
+    read_urls: list[str] = Field(default_factory=list)
+    """Replicas that samplers read weights from, `redis://host:port`, each sampler beginning with another
+    one; user and password are those of `url`. What they do not have comes from `url`."""
     maxmemory_mib: int = Field(default=4096, ge=64)
     """Memory limit of the run's own server; it refuses writes beyond, it never evicts."""
     socket_timeout_s: float = Field(default=5.0, ge=1)
@@ -351,6 +362,17 @@ class RedisConfig(Section):
                 "the password are written %2F %23 %3F %40"
             )
         return url
+
+    @field_validator("read_urls")
+    @classmethod
+    def _places(cls, urls: list[str]) -> list[str]:
+        for url in urls:
+            if not _is_redis_url(url) or "@" in url or urlsplit(url).path.strip("/"):
+                raise ValueError(
+                    "expected redis://host:port or rediss://host:port; user, password and database are those "
+                    "of redis.url"
+                )
+        return urls
 
 
 class TelemetryConfig(Section):

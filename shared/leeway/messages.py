@@ -90,7 +90,7 @@ class ReportHeader(Header):
     """What the trainer did."""
 
     kind: Literal["report"] = "report"
-    event: Literal["started", "step", "finished"]
+    event: Literal["started", "step", "resync_failed", "finished"]
     epoch: int = Field(ge=0)
     step: int = Field(ge=0)
     """`step`: the batch just trained; otherwise the next batch."""
@@ -144,6 +144,12 @@ class SamplerStatus(BaseModel):
     """Of these, tokens of responses that became void."""
     tickets: int = 0
     """Responses published since its start."""
+    stuck: tuple[int, int] | None = None
+    """(epoch, version) that it cannot get: only a keyframe helps."""
+    fenced: bool = False
+    """The controller fenced it: it takes no tickets until it holds the current version, loaded afresh."""
+    passed: str = ""
+    """The last fence after which it did that."""
     error: str | None = None
 
 

@@ -65,7 +65,7 @@ class EmbeddedRedis:
     ) -> None:
         self.port = port or free_port()
         self.primary = replica_of
-        self.password = secrets.token_urlsafe(24) if replica_of is None else replica_of.password
+        self.password: str = secrets.token_urlsafe(24) if replica_of is None else replica_of.password
         self.maxmemory_mib = maxmemory_mib
         self._dir = tempfile.TemporaryDirectory(prefix="leeway-redis-", ignore_cleanup_errors=True)
         self._process: subprocess.Popen[bytes] | None = None

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import ExponentialBackoff
@@ -38,6 +39,8 @@ ROLLOUTS_GROUP = "trainer"
 REPORTS_GROUP = "controller"
 MANUAL_FIELD = "manual_resync"
 """Field of the hash `state` that asks for a resync; the controller removes it with its verdict."""
+KEYFRAME_FIELD = "manual_keyframe"
+"""Field of the hash `state` that asks for the next version in full; the trainer removes it."""
 LOST = (redis.ConnectionError, redis.TimeoutError)
 T = TypeVar("T")
 
@@ -88,6 +91,10 @@ class Keys:
         return self.key("samplers")
 
     @property
+    def fences(self) -> str:
+        return self.key("fences")
+
+    @property
     def state(self) -> str:
         return self.key("state")
 
@@ -121,6 +128,14 @@ def connect(url: str, *, socket_timeout_s: float = 5.0, wait_s: float = 10.0) ->
         client.close()
         raise
     return client
+
+
+def replica_url(place: str, url: str) -> str:
+    """`place` (redis://host:port) with scheme options, user, password and database of the server `url`."""
+    credentials, _, _ = urlsplit(url).netloc.rpartition("@")
+    parts = urlsplit(place)
+    netloc = f"{credentials}@{parts.netloc}" if credentials else parts.netloc
+    return parts._replace(netloc=netloc, path=urlsplit(url).path).geturl()
 
 
 def _passes_by_itself(error: BaseException) -> bool:

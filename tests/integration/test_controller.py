@@ -41,6 +41,7 @@ class Play:
                 "seed": 5,
             }
         )
+        self.digests: dict[int, str] = {}
         self.verdict_tail = Tail(client, keys.verdicts)
         self.ticket_tail = Tail(client, keys.tickets)
         self.controller = self.fresh_controller()
@@ -65,7 +66,7 @@ class Play:
 
     def publish(self, version: int, step: int, epoch: int = 1) -> None:
         weights = [("w", torch.full((4,), float(version)))]
-        publish_weights(
+        manifest = publish_weights(
             self.client,
             self.keys,
             epoch=epoch,
@@ -74,10 +75,17 @@ class Play:
             tensors=weights,
             wire_dtype="float32",
         )
+        self.digests[version] = manifest.digest
         self.controller.tick()
 
-    def beat(self, name: str, version: int, epoch: int = 1, ago: float = 0.0) -> None:
-        status = SamplerStatus(sampler=name, heartbeat=now() - ago, epoch=epoch, version=version)
+    def beat(self, name: str, version: int, epoch: int = 1, ago: float = 0.0, **change: str) -> None:
+        status = SamplerStatus(
+            sampler=name,
+            heartbeat=now() - ago,
+            epoch=epoch,
+            version=version,
+            **{"digest": self.digests.get(version, ""), **change},  # type: ignore[arg-type]
+        )
         self.client.hset(self.keys.samplers, name, status.model_dump_json())
         self.controller.tick()
 
@@ -199,6 +207,37 @@ def test_a_slow_sampler_is_fenced_after_the_budget(client: redis.Redis, keys: Ke
         play.controller.tick(block_s=0.05)
     assert play.batches() == [(0, 1), (1, 1)]
     assert "sampler_fenced" in play.events()
+    assert client.hkeys(keys.fences) == [b"slow"]
+    fence = client.hget(keys.fences, "slow").decode()  # type: ignore[union-attr]
+    play.beat("slow", 1)  # late, and not loaded afresh
+    play.controller = play.fresh_controller()
+    play.controller.tick()
+    assert client.hkeys(keys.fences) == [b"slow"]
+    play.beat("slow", 1, passed=fence)
+    assert client.hkeys(keys.fences) == []
+    assert "sampler_rejoined" in play.events()
+
+
+def test_a_sampler_that_holds_something_else_is_fenced_at_once(client: redis.Redis, keys: Keys) -> None:
+    play = Play(client, keys)
+    play.started()
+    play.beat("b", 1, digest="of something else")
+    assert client.hkeys(keys.fences) == [b"b"]
+    assert "sampler_fenced" in play.events()
+    play.report("step", 0, 1, lag__ess_tok=0.1)
+    play.publish(2, 1)
+    play.beat("a", 2)  # the fenced one holds nothing up
+    assert play.batches()[-1] == (2, 2)
+
+
+def test_a_version_that_was_not_published_lets_the_old_one_go_on(client: redis.Redis, keys: Keys) -> None:
+    play = Play(client, keys)
+    play.started()
+    play.batches()
+    play.report("step", 0, 1, lag__ess_tok=0.1)
+    assert play.batches() == []
+    play.report("resync_failed", 1, 1)
+    assert play.batches() == [(2, 1)]
 
 
 def test_a_silent_sampler_holds_nothing_up(client: redis.Redis, keys: Keys) -> None:

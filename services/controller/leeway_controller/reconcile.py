@@ -71,7 +71,7 @@ class Controller:
         for stream, group in ((keys.tickets, TICKETS_GROUP), (keys.rollouts, ROLLOUTS_GROUP)):
             Consumer(client, stream, group, "controller", budget_s=self.budget_s)  # creates stream and group
         self.manifests = Tail(client, keys.weights, budget_s=self.budget_s)
-        self.fenced: set[str] = set()
+        self.fences: dict[str, str] = self._load_fences()
         self.seen: set[str] = set()
         self.progress_at = time.monotonic()
         self.stopping = False
@@ -81,6 +81,10 @@ class Controller:
     def _load_state(self) -> ControllerState:
         raw = self._retry(lambda: self.client.hget(self.keys.state, STATE_FIELD), "reading the state")
         return ControllerState() if raw is None else ControllerState.model_validate_json(cast(bytes, raw))
+
+    def _load_fences(self) -> dict[str, str]:
+        raw = self._retry(lambda: self.client.hgetall(self.keys.fences), "reading fences")
+        return {name.decode(): fence.decode() for name, fence in raw.items()}
 
     def _retry(self, call: Callable[[], Any], what: str) -> Any:
         return retrying(call, budget_s=self.budget_s, what=what)
@@ -135,6 +139,8 @@ class Controller:
             state = state.started(report)
             # Manifests of this epoch may stand before its report.
             self.manifests.last_id = "0"
+        elif report.event == "resync_failed":
+            state = state.kept(report)
         elif report.event == "finished" and report.epoch == state.epoch:
             state = state.model_copy(update={"finished": True})
         elif report.event == "step" and report.epoch == state.epoch and report.step >= state.next_step:
@@ -167,7 +173,7 @@ class Controller:
 
     def _on_manifest(self, entry: Entry) -> None:
         manifest = parse_manifest(entry.fields)
-        state = self.state.published(manifest.epoch, manifest.version, manifest.step, now())
+        state = self.state.published(manifest.epoch, manifest.version, manifest.step, now(), manifest.digest)
         if state is not self.state:
             self._commit(state)
             self.progress_at = time.monotonic()
@@ -191,23 +197,43 @@ class Controller:
                 sampler=status.sampler,
             )
             self._remove(status.sampler)
+            self._lift(status.sampler)
             self.seen.discard(status.sampler)
         for status in live:
             if status.sampler not in self.seen:
                 self.seen.add(status.sampler)
                 self._event("info", "sampler_joined", f"sampler {status.sampler} joined")
-        commit, late = decide_commit(self.state, live, now(), self.config.sync.commit_timeout_s)
-        if commit:
+        timeout_s = self.config.sync.commit_timeout_s
+        attested = decide_commit(self.state, live, now(), timeout_s, self.fences)
+        for name in attested.back:
+            self._lift(name)
+            self._event("info", "sampler_rejoined", f"sampler {name} loaded the weights afresh")
+        for name in attested.wrong:
+            self._fence(name, f"holds something else than version {self.state.pending or self.state.current}")
+        if attested.commit:
             self._commit(self.state.committed())
             self.progress_at = time.monotonic()
-            log.info("version %s is current on %d samplers", self.state.current, len(live) - len(late))
-            for name in late:
-                self._event(
-                    "warning",
-                    "sampler_fenced",
-                    f"sampler {name} did not attest version {self.state.current} within "
-                    f"{self.config.sync.commit_timeout_s:g} s and gets no tickets until it does",
-                )
+            log.info(
+                "version %s is current on %d samplers", self.state.current, len(live) - len(attested.late)
+            )
+            for name in attested.late:
+                self._fence(name, f"did not attest version {self.state.current} within {timeout_s:g} s")
+
+    def _fence(self, sampler: str, reason: str) -> None:
+        """From now on the sampler takes no tickets, and lets go of its own, until it has rejoined."""
+        fence = f"{self.state.epoch}.{self.state.pending or self.state.current}.{int(1000 * now())}"
+        self._retry(lambda: self.client.hset(self.keys.fences, sampler, fence), "fencing a sampler")
+        self.fences[sampler] = fence
+        self._event(
+            "warning",
+            "sampler_fenced",
+            f"sampler {sampler} {reason}: it gets no tickets until it has loaded the weights afresh",
+            sampler=sampler,
+        )
+
+    def _lift(self, sampler: str) -> None:
+        if self.fences.pop(sampler, None) is not None:
+            self._retry(lambda: self.client.hdel(self.keys.fences, sampler), "lifting a fence")
 
     def _issue(self, batch: int) -> None:
         config, state = self.config, self.state

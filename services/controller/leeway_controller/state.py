@@ -4,11 +4,14 @@ started ------> pending = its version, nothing issued
 manifest -----> pending = the newer version, issuing stops
 attested -----> current = pending, unfinished batches are issued again under it
 step ---------> verdict; on resync issuing stops until the new version is current
+resync_failed > issuing goes on under the old version
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict
@@ -32,6 +35,8 @@ class ControllerState(BaseModel):
     """The version that every live sampler attested; None before the first."""
     pending: int | None = None
     """A published version that is not attested by all yet."""
+    digest: str = ""
+    """Digest of the newest version that was published: pending, or else current."""
     pending_since: float = 0.0
     """Unix time when `pending` was seen."""
     awaiting: int | None = None
@@ -44,12 +49,13 @@ class ControllerState(BaseModel):
             return self
         return type(self)(epoch=report.epoch, next_step=report.step, next_issue=report.step)
 
-    def published(self, epoch: int, version: int, step: int, at: float) -> Self:
+    def published(self, epoch: int, version: int, step: int, at: float, digest: str = "") -> Self:
         """A manifest: `version` is what batches from `step` on are to be drawn under."""
         known = max(v for v in (self.current, self.pending, -1) if v is not None)
         if epoch != self.epoch or version <= known:
             return self
-        change = {"pending": version, "pending_since": at, "awaiting": None, "next_issue": step}
+        change: dict[str, object] = {"pending": version, "pending_since": at, "digest": digest}
+        change |= {"awaiting": None, "next_issue": step}
         return self.model_copy(update=change)
 
     def committed(self) -> Self:
@@ -64,6 +70,10 @@ class ControllerState(BaseModel):
         if decision.action == "resync":
             change["awaiting"] = report.version + 1
         return self.model_copy(update=change)
+
+    def kept(self, report: ReportHeader) -> Self:
+        """The trainer could not publish the version that was asked for: the old one stays current."""
+        return self.model_copy(update={"awaiting": None}) if report.epoch == self.epoch else self
 
     def issued(self, batch: int) -> Self:
         """Batch `batch` has its tickets."""
@@ -109,19 +119,54 @@ def live_samplers(
     return live, silent
 
 
-def decide_commit(
-    state: ControllerState, live: Iterable[SamplerStatus], at: float, timeout_s: float
-) -> tuple[bool, list[str]]:
-    """(commit now, names of live samplers that are left out).
+@dataclass(frozen=True)
+class Attested:
+    """What live samplers say about the newest version. The lists hold names."""
 
-    Commit when every live sampler attests the pending version, or, after `timeout_s`, when at least one does.
+    commit: bool = False
+    """It is current from now on."""
+    late: list[str] = field(default_factory=list)
+    """Did not attest it in time."""
+    wrong: list[str] = field(default_factory=list)
+    """Hold something else under its number."""
+    back: list[str] = field(default_factory=list)
+    """Were fenced, and have loaded it afresh."""
+
+
+def decide_commit(
+    state: ControllerState,
+    live: Iterable[SamplerStatus],
+    at: float,
+    timeout_s: float,
+    fences: Mapping[str, str] = MappingProxyType({}),
+) -> Attested:
+    """Who holds the newest version, and whether it is current.
+
+    Commit when every live sampler that is not fenced (`fences`: name -> fence) attests the digest of the
+    pending version, or, after `timeout_s`, when at least one does; the others are to be fenced. A fenced
+    sampler counts again when it has passed its fence.
     """
-    if state.pending is None:
-        return False, []
-    live = list(live)
-    late = [s.sampler for s in live if (s.epoch, s.version) != (state.epoch, state.pending)]
-    if not live or len(late) == len(live):
-        return False, []
-    if late and at - state.pending_since < timeout_s:
-        return False, []
-    return True, late
+    newest = state.current if state.pending is None else state.pending
+    if newest is None:
+        return Attested()
+    right: list[str] = []
+    wrong: list[str] = []
+    missing: list[str] = []
+    back: list[str] = []
+    for status in live:
+        holds = (status.epoch, status.version) == (state.epoch, newest)
+        if holds and status.digest != state.digest:
+            wrong.append(status.sampler)
+        elif status.sampler in fences:
+            if holds and status.passed == fences[status.sampler]:
+                back.append(status.sampler)
+        else:
+            (right if holds else missing).append(status.sampler)
+    late = at - state.pending_since >= timeout_s
+    commit = state.pending is not None and bool(right or back) and (late or not missing)
+    return Attested(
+        commit=commit,
+        late=missing if commit else [],
+        wrong=[name for name in wrong if name not in fences],
+        back=back,
+    )

@@ -1,9 +1,10 @@
 """SamplerEngine: one vLLM engine that holds one weight version and reports exactly what it drew from.
 
     start -> (version None) -> apply_weights(manifest) -> (version v) -> generate ...
-                                   | refused: broadcast damaged        -> version as before, still generates
-                                   | torn: failed while loading        -> version None, generates no more
-                                   '-> the next full apply_weights repairs both
+                 | refused: damaged, or the engine could not load it and the old one was put back
+                 |                                      -> version as before, still generates
+                 | torn: not even that                  -> version None, generates no more
+                 '-> the next apply_weights repairs both
 
 vLLM is imported only here, in weight_engine and in plugin, after its environment was set.
 """
@@ -14,15 +15,19 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import redis
 
 from leeway.config import RunConfig, SamplingConfig
 from leeway.errors import LeewayError, UsageError
 from leeway.weights import WeightManifest, WeightsError
 from leeway_sampler.generation import Generation, Head, build_generation
 from leeway_sampler.plugin import BACKEND, OWNER_ENV, register
+from leeway_sampler.store import WeightStore
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -55,11 +60,11 @@ class GenerationAborted(EngineError):
 
 
 class WeightsRefused(WeightsError):
-    """A broadcast was found damaged before it was loaded: the engine keeps its version."""
+    """A version could not be had or loaded: the engine serves the version before."""
 
 
 class WeightsTorn(WeightsError):
-    """Loading failed half-way: the engine has no version until a full broadcast succeeds."""
+    """Loading failed half-way, and the old weights could not be put back: the engine has no version."""
 
 
 def engine_environment(config: RunConfig, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -141,8 +146,8 @@ def sampling_arguments(
 class SamplerEngine:
     """See the module's docstring. All methods belong to one event loop."""
 
-    def __init__(self, llm: AsyncLLM, config: RunConfig, head: Head) -> None:
-        self._llm, self._config, self._head = llm, config, head
+    def __init__(self, llm: AsyncLLM, config: RunConfig, head: Head, store: WeightStore) -> None:
+        self._llm, self._config, self._head, self.store = llm, config, head, store
         self._requests: set[str] = set()
         self._updating = asyncio.Lock()
         self._idle = asyncio.Event()
@@ -151,6 +156,8 @@ class SamplerEngine:
         """Version of the weights in the engine; None before the first and after a torn update."""
         self.epoch = -1
         self.digest = ""
+        self.paused_s = 0.0
+        """Seconds that generation stood still during the last update."""
 
     @classmethod
     async def start(cls, config: RunConfig, *, model: str, redis_url: str, run: str) -> SamplerEngine:
@@ -161,27 +168,27 @@ class SamplerEngine:
         """
         os.environ.update(engine_environment(config))
         os.environ[OWNER_ENV] = str(os.getpid())
+        store = await asyncio.to_thread(WeightStore.connect, config, redis_url, run)
         llm = await _start_vllm(config, model)
         vocab_size = llm.model_config.get_vocab_size()
         sampling = config.sampling
         head = Head(sampling.head_tokens, sampling.head_eps, sampling.truncated, vocab_size)
-        engine = cls(llm, config, head)
+        engine = cls(llm, config, head, store)
         try:
-            await engine._connect(redis_url, run)
+            await engine._connect()
         except BaseException:
             engine.shutdown()
             raise
         return engine
 
-    async def _connect(self, redis_url: str, run: str) -> None:
+    async def _connect(self) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         mode = self._llm.model_config.logprobs_mode
         if mode != "processed_logprobs":
             raise EngineError(f"vLLM runs with logprobs_mode={mode}; processed_logprobs is required")
-        request = WeightTransferInitRequest(init_info={"url": redis_url, "run": run})
         async with asyncio.timeout(self._config.sampler.start_timeout_s):
-            await self._llm.init_weight_transfer_engine(request)
+            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
 
     def healthy(self) -> bool:
         """Whether vLLM's processes live."""
@@ -240,40 +247,69 @@ class SamplerEngine:
     ) -> str:
         """Replace the weights by those of `manifest`; returns the digest of what was loaded.
 
-        Requests in flight are aborted or waited for, the prefix cache is emptied, later requests draw from
-        the new version. Raises WeightsRefused (version unchanged), WeightsTorn and TimeoutError (version
-        None: only a later success gives one).
+        Everything is read and verified first, while the engine goes on. Then requests in flight are aborted
+        or waited for, the weights are loaded, the prefix cache is emptied, and later requests draw from the
+        new version. `paused_s` tells afterwards how long that took.
+
+        Raises WeightsRefused (version unchanged), WeightsTorn and TimeoutError (version None: only a later
+        success gives one).
         """
-        async with self._updating, asyncio.timeout(budget_s):
-            await self._llm.pause_generation(mode=inflight, clear_cache=True)
-            try:
-                await self._swap(manifest)
-            finally:
-                # Shielded: an engine that stays paused would look alive and never answer.
-                await asyncio.shield(self._llm.resume_generation())
+        deadline = time.monotonic() + budget_s
+        async with self._updating:
+            await self._stage(manifest, deadline)
+            began = time.monotonic()
+            async with asyncio.timeout(deadline - began):
+                await self._llm.pause_generation(mode=inflight, clear_cache=True)
+                try:
+                    await self._swap(manifest)
+                finally:
+                    # Shielded: an engine that stays paused would look alive and never answer.
+                    await asyncio.shield(self._llm.resume_generation())
+                    self.paused_s = time.monotonic() - began
         return self.digest
 
-    async def _swap(self, manifest: WeightManifest) -> None:
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+    async def _stage(self, manifest: WeightManifest, deadline: float) -> None:
+        try:
+            await asyncio.to_thread(self.store.stage, manifest, deadline)
+        except (LeewayError, redis.RedisError, OSError, TimeoutError) as exc:
+            raise WeightsRefused(f"{exc}; the weights before it are untouched") from exc
 
+    async def _swap(self, manifest: WeightManifest) -> None:
         previous = (self.epoch, self.version, self.digest)
         self.epoch, self.version, self.digest = -1, None, ""
         try:
-            await self._llm.start_weight_update()
-            await self._llm.update_weights(
-                WeightTransferUpdateRequest(update_info={"manifest": manifest.model_dump_json()})
-            )
+            await self._load(manifest.version)
         except Exception as exc:
-            error = _update_error(exc)
-            if not isinstance(error, WeightsRefused) or self._config.sampler.tensor_parallel_size > 1:
-                await self._close_update()
-            if isinstance(error, WeightsRefused):
-                self.epoch, self.version, self.digest = previous
-            raise error from exc
-        await self._llm.finish_weight_update(weight_version=str(manifest.version))
-        if not await self._llm.reset_prefix_cache():
-            raise WeightsTorn(f"weights version {manifest.version}: the prefix cache could not be emptied")
+            reason = _update_error(exc)
+            await self._close_update()
+            self.store.copy.undo()
+            await self._put_back(previous, reason)
+            raise WeightsRefused(f"{reason}; version {previous[1]} was put back") from exc
+        self.store.copy.keep()
         self.epoch, self.version, self.digest = manifest.epoch, manifest.version, manifest.digest
+
+    async def _load(self, version: int) -> None:
+        """Start, update, finish, empty the prefix cache: what the store holds is what the engine holds."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._llm.start_weight_update()
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=self.store.update_info()))
+        await self._llm.finish_weight_update(weight_version=str(version))
+        if not await self._llm.reset_prefix_cache():
+            raise EngineError("the prefix cache could not be emptied")
+
+    async def _put_back(self, previous: tuple[int, int | None, str], reason: str) -> None:
+        """Load the old weights again. Raises WeightsTorn when there are none, or when that fails too."""
+        epoch, version, digest = previous
+        held = self.store.copy.held
+        if version is None or held is None or (held.key, held.digest) != ((epoch, version), digest):
+            raise WeightsTorn(f"{reason}; there are no weights to put back")
+        try:
+            await self._load(version)
+        except Exception as exc:
+            await self._close_update()
+            raise WeightsTorn(f"{reason}; putting version {version} back: {_update_error(exc)}") from exc
+        self.epoch, self.version, self.digest = previous
 
     async def _close_update(self) -> None:
         # The worker that failed has closed its session already; others of a tensor-parallel group have not.
@@ -299,6 +335,7 @@ class SamplerEngine:
         """Stop vLLM and its processes."""
         # All work was finished or handed back before: vLLM has nothing to wait for.
         self._llm.shutdown(timeout=SHUTDOWN_S)
+        self.store.close()
 
 
 async def _start_vllm(config: RunConfig, model: str) -> AsyncLLM:
@@ -327,12 +364,9 @@ def _vllm_errors() -> tuple[type[Exception], ...]:
     return (EngineDeadError, EngineGenerateError, ValueError)
 
 
-def _update_error(exc: Exception) -> WeightsError:
-    """The typed error for what vLLM reports as text."""
-    from leeway_sampler.weight_engine import REFUSED, TORN
+def _update_error(exc: Exception) -> str:
+    """The reason in what vLLM reports as text."""
+    from leeway_sampler.weight_engine import FAILED
 
-    text = str(exc)
-    for marker, kind in ((REFUSED, WeightsRefused), (TORN, WeightsTorn)):
-        if marker in text:
-            return kind(text.split(marker, 1)[1].split("', please check")[0].strip())
-    return WeightsTorn(f"vLLM failed during a weight update: {text}")
+    text = str(exc) or type(exc).__name__
+    return text.split(FAILED, 1)[1].split("', please check")[0].strip() if FAILED in text else text

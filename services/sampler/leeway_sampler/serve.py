@@ -167,15 +167,17 @@ class Sampler:
                 self.counters.generated(exc.tokens, void=True)
                 if self._is_old(ticket.header):
                     await self._void([entry])
+                elif not self.watcher.ready.is_set():  # fenced
+                    await self._hand_back([entry])
                 elif not self._stopping.is_set():
                     raise
                 return  # draining: _drain hands it back
             seconds = time.monotonic() - began
             text = self.decode_text(generation.token_ids.tolist())
             reward = await self.rewards.score(ticket.header.item, text)
-            if self._is_old(ticket.header):
+            if self._is_old(ticket.header) or self.watcher.fenced:
                 self.counters.generated(generation.token_ids.size, void=True)
-                await self._void([entry])
+                await (self._void if self._is_old(ticket.header) else self._hand_back)([entry])
                 return
             rollout = build_rollout(ticket, generation, self.name, reward.value, reward.error, seconds)
             await self._publish(entry, rollout)
@@ -244,21 +246,29 @@ class Sampler:
             if not self.engine.healthy():
                 raise EngineError("vLLM's engine process died")
             await self._attest(self.counters.error)
-            await asyncio.to_thread(self.tickets.refresh, list(self._entries))
+            self.watcher.set_fence(await asyncio.to_thread(self._read_fence))
+            if not self.watcher.fenced:  # or others may have what this one works on
+                await asyncio.to_thread(self.tickets.refresh, list(self._entries))
             await asyncio.sleep(self.config.sync.heartbeat_s)
 
     async def _attest(self, error: str | None) -> None:
         self.counters.error = error
-        engine = self.engine
-        status = self.counters.status(
-            self.name, ready=self.ready, epoch=engine.epoch, version=engine.version, digest=engine.digest
-        )
+        held = (self.engine.epoch, self.engine.version, self.engine.digest)
+        status = self.counters.status(self.name, ready=self.ready, version=held, watcher=self.watcher)
         await asyncio.to_thread(
             retrying,
             lambda: self.client.hset(self.keys.samplers, self.name, status.model_dump_json()),
             budget_s=self.budget_s,
             what="writing the heartbeat",
         )
+
+    def _read_fence(self) -> str:
+        fence: Any = retrying(
+            lambda: self.client.hget(self.keys.fences, self.name),
+            budget_s=self.budget_s,
+            what="reading fences",
+        )
+        return "" if fence is None else fence.decode()
 
     async def _drain(self) -> None:
         """Finish what is in work within sampler.drain_s, then hand back the rest."""

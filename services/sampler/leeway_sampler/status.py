@@ -5,9 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from leeway.messages import SamplerStatus
 from leeway.streams import now
+
+if TYPE_CHECKING:
+    from leeway_sampler.watch import WeightWatcher
+
+HeldVersion = tuple[int, int | None, str]
+"""(run epoch, version or None, digest) of the weights in the engine."""
 
 
 class Counters:
@@ -48,16 +55,20 @@ class Counters:
         self.tokens_voided += tokens if void else 0
 
     def status(
-        self, sampler: str, *, ready: bool, epoch: int, version: int | None, digest: str
+        self, sampler: str, *, ready: bool, version: HeldVersion, watcher: WeightWatcher
     ) -> SamplerStatus:
         """The status to write now."""
+        epoch, number, digest = version
         return SamplerStatus(
             sampler=sampler,
             heartbeat=now(),
             ready=ready,
             epoch=epoch,
-            version=-1 if version is None else version,
+            version=-1 if number is None else number,
             digest=digest,
+            stuck=watcher.stuck,
+            fenced=watcher.fenced,
+            passed=watcher.passed,
             inflight=self.inflight,
             busy_s=round(self.busy_s, 3),
             uptime_s=round(time.monotonic() - self._began, 3),

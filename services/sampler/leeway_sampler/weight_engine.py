@@ -1,12 +1,12 @@
-"""vLLM weight-transfer engine `redis`: every worker reads the chunks of a version from Redis itself.
+"""vLLM weight-transfer engine `redis`: workers load from the sampler's verified host copy (store.py).
 
-    update_weights(manifest)
-      pass 1  read and check every chunk; the model is not touched       -> REFUSED: old weights still there
-      pass 2  initialize_layerwise_reload -> load_weights(tensors as they arrive, checked again)
-              -> finalize_layerwise_reload (always) -> complete? -> kernels of tied heads
-                                                                          -> TORN: neither old nor new
+    update_weights(path, manifest)
+      map the copy -> initialize_layerwise_reload -> load_weights(tensors)
+      -> finalize_layerwise_reload (always) -> complete? -> kernels of tied heads
 
-vLLM hands an exception of a worker to its caller as text; the marker at its start says which one it was.
+Every byte was verified before, so that what can fail here is the model. The model then holds neither the old
+nor the new weights; the sampler puts the old ones back by the same way. vLLM hands an exception of a worker
+to its caller as text; the marker at its start is where the reason begins.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import redis
 import torch
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -27,40 +26,34 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-from leeway.errors import LeewayError
-from leeway.streams import Keys, connect
-from leeway.weights import WeightManifest, WeightsCorrupt, read_weights, verify_weights
+from leeway.weights import WeightManifest, WeightsCorrupt
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig, WeightTransferConfig
 
 log = logging.getLogger(__name__)
 
-REFUSED = "[leeway:weights-refused]"
-TORN = "[leeway:weights-torn]"
+FAILED = "[leeway:weights-failed]"
 
 
 @dataclass
-class RedisInitInfo(WeightTransferInitInfo):
-    """Where the run's weights are. `url`: redis://..., `run`: name of the run."""
-
-    url: str
-    run: str
-    connect_s: float = 30.0
+class HostInitInfo(WeightTransferInitInfo):
+    """Nothing: workers need no connection."""
 
 
 @dataclass
-class RedisUpdateInfo(WeightTransferUpdateInfo):
-    """Which weights to load: a WeightManifest as JSON text."""
+class HostUpdateInfo(WeightTransferUpdateInfo):
+    """Which weights to load. `path`: file to map; `manifest`: a WeightManifest as JSON text."""
 
+    path: str
     manifest: str
 
 
-class RedisWeightTransferEngine(WeightTransferEngine[RedisInitInfo, RedisUpdateInfo]):
+class RedisWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo]):
     """Loads whole weight versions into this worker's model. The life cycle is in the module's docstring."""
 
-    init_info_cls = RedisInitInfo
-    update_info_cls = RedisUpdateInfo
+    init_info_cls = HostInitInfo
+    update_info_cls = HostUpdateInfo
     supports_draft_weight_update = False
 
     def __init__(
@@ -71,14 +64,9 @@ class RedisWeightTransferEngine(WeightTransferEngine[RedisInitInfo, RedisUpdateI
         model: torch.nn.Module,
     ) -> None:
         super().__init__(config, vllm_config, device, model)
-        self._client: redis.Redis | None = None
-        self._keys = Keys("")
 
-    def init_transfer_engine(self, init_info: RedisInitInfo) -> None:
-        """Connect. Raises RedisRefused or RedisUnavailable."""
-        self.shutdown()
-        self._client = connect(init_info.url, wait_s=init_info.connect_s)
-        self._keys = Keys(init_info.run)
+    def init_transfer_engine(self, init_info: HostInitInfo) -> None:
+        """Nothing to do."""
 
     def start_weight_update(self) -> None:
         """Nothing: the layerwise reload is opened and closed inside one update, whatever happens there."""
@@ -87,37 +75,28 @@ class RedisWeightTransferEngine(WeightTransferEngine[RedisInitInfo, RedisUpdateI
         """Nothing: see start_weight_update."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Check and load one version. Raises RuntimeError that starts with REFUSED or TORN."""
+        """Load one version. Raises RuntimeError that starts with FAILED."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":  # a CPU has no accelerator to wait for
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: RedisUpdateInfo) -> None:
-        if self._client is None:
-            raise RuntimeError(f"{REFUSED} init_transfer_engine was not called")
+    def receive_weights(self, update_info: HostUpdateInfo) -> None:
+        manifest = WeightManifest.model_validate_json(update_info.manifest)
         try:
-            manifest = WeightManifest.model_validate_json(update_info.manifest)
-            verify_weights(self._client, self._keys, manifest)
-        except (LeewayError, redis.RedisError, ValueError) as exc:
-            raise RuntimeError(f"{REFUSED} {exc}; the previous weights are untouched") from exc
-        try:
-            self._load(manifest, read_weights(self._client, self._keys, manifest))
+            self._load(manifest, mapped_tensors(update_info.path, manifest, self.device))
         except Exception as exc:  # whatever it was, the model holds a mixture now
             raise RuntimeError(
-                f"{TORN} loading version {manifest.version}: {type(exc).__name__}: {exc}; the model holds "
-                "neither the previous nor the new weights"
+                f"{FAILED} loading version {manifest.version}: {type(exc).__name__}: {exc}"
             ) from exc
 
     def _load(self, manifest: WeightManifest, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         initialize_layerwise_reload(self.model)
         try:
-            self.model.load_weights(weights=_on_device(weights, self.device))
+            self.model.load_weights(weights=weights)
             missing = missing_weights(self.model)
         finally:
             finalize_layerwise_reload(self.model, self.model_config)
         rebuild_tied_heads(self.model)
-        for _ in weights:  # a loader may stop early; the check of the stream's end is behind the last tensor
-            pass
         if missing:
             raise WeightsCorrupt(
                 f"no weights for {len(missing)} layers of the model, among them {', '.join(missing[:5])}",
@@ -125,16 +104,20 @@ class RedisWeightTransferEngine(WeightTransferEngine[RedisInitInfo, RedisUpdateI
             )
 
     def shutdown(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+        """Nothing to release."""
 
 
-def _on_device(
-    weights: Iterator[tuple[str, torch.Tensor]], device: torch.device
+def mapped_tensors(
+    path: str, manifest: WeightManifest, device: torch.device
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, tensor in weights:
-        yield name, tensor.to(device)
+    """(name, tensor on `device`) of a host copy; on a CPU they are views of it, which loaders copy from."""
+    data = torch.from_file(path, shared=True, size=max(manifest.nbytes, 1), dtype=torch.uint8)
+    for spec in manifest.tensors:
+        dtype = getattr(torch, spec.dtype)
+        flat = data[spec.offset : spec.offset + spec.nbytes]
+        if spec.offset % dtype.itemsize:  # behind a tensor of narrower words
+            flat = flat.clone()
+        yield spec.name, flat.view(dtype).reshape(spec.shape).to(device)
 
 
 def missing_weights(model: torch.nn.Module) -> list[str]:

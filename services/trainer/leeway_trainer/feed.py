@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import redis
 
@@ -102,6 +103,12 @@ class Feed:
     def report(self, header: ReportHeader) -> None:
         """Write a report."""
         append(self.client, self.keys.reports, Report(header), budget_s=self.budget_s)
+
+    def event(self, level: Literal["info", "warning", "error"], name: str, text: str) -> None:
+        """Write an event, and log it."""
+        log.log(logging.getLevelName(level.upper()), text)
+        event = Event(EventHeader(level=level, source="trainer", name=name, text=text))
+        append(self.client, self.keys.events, event, maxlen=10_000, budget_s=self.budget_s)
 
     def _read(self) -> int:
         # Number of rollouts that filled a slot.

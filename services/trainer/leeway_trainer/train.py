@@ -24,8 +24,9 @@ from leeway.errors import EXIT_INTERRUPTED, LeewayError
 from leeway.messages import ReportHeader, Rollout, pack, unpack
 from leeway.resync import SyncFacts, decide_resync
 from leeway.streams import Keys, retrying
-from leeway.weights import free_versions, publish_weights
+from leeway.weights import WeightsTooLarge
 from leeway_trainer.batch import batch_digest
+from leeway_trainer.broadcast import Broadcaster
 from leeway_trainer.checkpoint import (
     TrainState,
     export_model,
@@ -38,7 +39,7 @@ from leeway_trainer.model import DTYPES, load_policy_model
 from leeway_trainer.policy import Policy
 from leeway_trainer.ranks import Ranks
 from leeway_trainer.saved_batch import BatchInfo, save_batch
-from leeway_trainer.snapshot import Snapshot, wire_tensors
+from leeway_trainer.snapshot import Snapshot
 from leeway_trainer.step import Metrics, train_step
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,10 @@ class Trainer:
             # The samplers' weights of the checkpoint's version are gone; theta gets a number of its own.
             self.next_batch, self.version, last_epoch = state.next_batch, state.version + 1, state.epoch
         self.published_at = self.first_batch = self.next_batch
+        self.answered = self.next_batch
+        """Resyncs that were asked for before this batch are done, or could not be."""
         self.epoch = ranks.share_int(self._new_epoch(last_epoch))
+        self.broadcaster = Broadcaster(config, ranks, place.client, place.keys, self.epoch)
         self.feed = self._feed()
         self.times: Metrics = {}
         self.mark = time.monotonic()
@@ -109,7 +113,7 @@ class Trainer:
         """Train until trainer.steps. Raises StoppedError, StalledError, NonFiniteError and other
         LeewayErrors.
         """
-        self.publish()
+        self.publish(self.version)
         self._report("started", self.next_batch)
         while self.next_batch < self.config.trainer.steps:
             step = self.next_batch
@@ -156,7 +160,7 @@ class Trainer:
             verdict = self.feed.verdicts.wait(step, self.config.sync.verdict_timeout_s, self._stop_asked)
             self.times["time/verdict_s"] = time.monotonic() - started
             # Also a resync that was asked for earlier and came too late then.
-            wanted = self.feed.verdicts.resync_since(self.published_at) is not None
+            wanted = self.feed.verdicts.resync_since(self.answered) is not None
             if verdict is None and not self.stopping:
                 wanted = (
                     wanted or decide_resync(self._facts(metrics, step), self.config.sync).reason is not None
@@ -166,38 +170,30 @@ class Trainer:
         return bool(self.ranks.share_int(int(wanted)))
 
     def resync(self) -> None:
-        """Publish the current weights as the next version; they become theta_s."""
+        """Publish the current weights as the next version; they become theta_s.
+
+        When Redis has no room for them, everything stays as it is, and the run is told so.
+        """
+        try:
+            self.publish(self.version + 1)
+        except WeightsTooLarge as exc:
+            self.answered = self.next_batch
+            if self.feed:
+                self.feed.event("error", "resync_failed", f"samplers keep version {self.version}: {exc}")
+            self._report("resync_failed", self.next_batch)
+            return
         self.version += 1
-        self.published_at = self.next_batch
-        self.publish()
+        self.published_at = self.answered = self.next_batch
         if self.feed:
             self.feed.renew(self.version)
 
-    def publish(self) -> None:
-        """Send theta in full as `version`, and hold the same numbers as theta_s. Called by all ranks."""
+    def publish(self, version: int) -> None:
+        """Send theta as `version`, and hold the same numbers as theta_s. Called by all ranks."""
         started = time.monotonic()
-        wire = self.config.weights.dtype
-        tensors = self.snapshot.take(wire_tensors(self.policy, DTYPES[wire], step=self.next_batch))
-        client = self.place.client
-        if client is not None:
-            manifest = publish_weights(
-                client,
-                self.place.keys,
-                epoch=self.epoch,
-                version=self.version,
-                step=self.next_batch,
-                tensors=tensors,
-                wire_dtype=wire,
-                chunk_bytes=self.config.weights.chunk_bytes,
-                budget_s=self.config.redis.reconnect_s,
-            )
-            # A sampler may still be reading the version before this one.
-            free_versions(client, self.place.keys, below=self.version - 1)
-            log.info("published version %d (%d bytes)", self.version, manifest.nbytes)
-        else:
-            for _ in tensors:
-                pass
+        self.broadcaster.publish(self.policy, self.snapshot, version=version, step=self.next_batch)
         self.times["time/publish_s"] = self.times.get("time/publish_s", 0.0) + time.monotonic() - started
+        if self.broadcaster.last is not None:
+            self.times["weights/wire_bytes"] = float(self.broadcaster.last.wire_nbytes)
 
     def checkpoint_if_due(self) -> None:
         """Checkpoint every trainer.checkpoint_every steps; acknowledge what is durable."""
@@ -277,7 +273,11 @@ class Trainer:
 
         def wake() -> bool:
             verdicts.poll()
-            return self.stopping or verdicts.resync_since(self.published_at) is not None
+            return (
+                self.stopping
+                or verdicts.resync_since(self.answered) is not None
+                or self.broadcaster.keyframe_wanted()
+            )
 
         if self.feed.wait(wake, first=self.next_batch == self.first_batch):
             return TRAIN
@@ -312,6 +312,7 @@ class Trainer:
             "lag/age": float(step - self.published_at),
             "verdict/self": 0.0,
             "time/publish_s": 0.0,
+            "weights/wire_bytes": 0.0,
             **times,
             "time/step_s": wall,
             "trainer/tokens_per_s": metrics["tokens"] / max(busy, 1e-9),

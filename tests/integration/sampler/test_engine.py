@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +35,37 @@ class Rig:
     client: redis.Redis
     keys: Keys
     version: int = 0
+    last: WeightManifest | None = None
+    sent: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.base = {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
+        self.base = self.weights()
 
-    def publish(self, *, change: bool = True, leave_out: str = "") -> WeightManifest:
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
+
+    def publish(self, *, change: bool = True, leave_out: str = "", full: bool = False) -> WeightManifest:
+        """The next version: a delta against the last one where that is possible."""
         self.version += 1
         if change:
             self.model.load_state_dict(perturbed(self.base, seed=self.version), strict=False)
-        tensors = [(n, t) for n, t in self.model.named_parameters() if not leave_out or leave_out not in n]
-        return publish_weights(
+        tensors = {n: t for n, t in self.weights().items() if not leave_out or leave_out not in n}
+        delta = not full and not leave_out and self.last is not None
+        manifest = publish_weights(
             self.client,
             self.keys,
             epoch=0,
             version=self.version,
             step=0,
-            tensors=tensors,
+            tensors=[(n, t, self.sent[n]) if delta else (n, t) for n, t in tensors.items()],  # type: ignore[misc]
+            base=self.last if delta else None,
             chunk_bytes=1 << 14,
         )
+        self.last, self.sent = (None if leave_out else manifest), tensors
+        return manifest
 
-    async def resync(self) -> None:
-        manifest = self.publish()
+    async def resync(self, *, full: bool = False) -> None:
+        manifest = self.publish(full=full)
         assert await self.engine.apply_weights(manifest) == manifest.digest
         assert (self.engine.version, self.engine.digest) == (self.version, manifest.digest)
 
@@ -139,7 +149,7 @@ async def test_a_truncated_distribution_sums_to_one(rig):
         {**CONFIG, "sampling": {"head_tokens": 24, "top_k": 16, "top_p": 0.9, "temperature": 0.7}}
     )
     vocab = rig.model.config.vocab_size
-    engine = SamplerEngine(rig.engine._llm, config, Head(24, 1e-3, True, vocab))
+    engine = SamplerEngine(rig.engine._llm, config, Head(24, 1e-3, True, vocab), rig.engine.store)
     engine.version = rig.version
     generation = await engine.generate("truncated", PROMPT, 3, 24)
     assert generation.support_complete
@@ -183,37 +193,116 @@ async def test_a_damaged_broadcast_leaves_the_old_weights(rig):
     generations = await rig.draw(4)
     assert generations[0].spans[0][2] == version
     assert rig.error(generations) < 0.02
-    await rig.resync()
+    with pytest.raises(WeightsRefused, match=f"version {version + 1}, chunk"):  # a delta needs what is lost
+        await rig.resync()
+    await rig.resync(full=True)
     assert rig.error(await rig.draw(8)) < 0.02
 
 
 @pytest.mark.parametrize("left_out", ["layers.1.self_attn.k_proj", "embed_tokens", "model.norm"])
-async def test_weights_that_are_missing_stop_the_engine_until_a_full_resync(rig, left_out):
+async def test_when_loading_fails_the_old_weights_are_put_back(rig, left_out):
     await rig.resync()
-    with pytest.raises(WeightsTorn, match="no weights for 1 layers"):
-        await rig.engine.apply_weights(rig.publish(leave_out=left_out))
+    held, version, weights = rig.engine.digest, rig.version, rig.weights()
+    manifest = rig.publish(leave_out=left_out)
+    with pytest.raises(WeightsRefused, match=f"no weights for 1 layers.*version {version} was put back"):
+        await rig.engine.apply_weights(manifest)
+    assert (rig.engine.version, rig.engine.digest) == (version, held)
+    rig.model.load_state_dict(weights, strict=False)
+    generations = await rig.draw(8)
+    assert generations[0].spans[0][2] == version
+    assert rig.error(generations) < 0.02
+    await rig.resync()
+    assert rig.error(await rig.draw(8)) < 0.02
+
+
+async def test_a_failure_after_a_delta_goes_back_through_it(rig, monkeypatch):
+    await rig.resync()
+    version, weights = rig.version, rig.weights()
+    manifest = rig.publish()
+    assert manifest.codec == "delta"
+    load, calls = rig.engine._load, []
+
+    async def fails_once(number: int) -> None:
+        calls.append(number)
+        await load(number)
+        if len(calls) == 1:
+            raise RuntimeError("as if a worker had failed after it loaded")
+
+    monkeypatch.setattr(rig.engine, "_load", fails_once)
+    with pytest.raises(WeightsRefused, match=f"as if a worker .*version {version} was put back"):
+        await rig.engine.apply_weights(manifest)
+    assert calls == [rig.version, version]
+    rig.model.load_state_dict(weights, strict=False)
+    assert rig.error(await rig.draw(8)) < 0.02
+    assert await rig.engine.apply_weights(manifest) == manifest.digest
+
+
+async def test_weights_that_cannot_be_put_back_stop_the_engine_until_a_resync(rig, monkeypatch):
+    await rig.resync()
+
+    async def fails(number: int) -> None:
+        raise RuntimeError(f"no way to {number}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.engine, "_load", fails)
+        with pytest.raises(WeightsTorn, match=f"no way to {rig.version + 1}; putting version {rig.version} "):
+            await rig.engine.apply_weights(rig.publish())
     with pytest.raises(EngineError, match="no complete weight version"):
         await rig.draw(1)
     await rig.resync()
     assert rig.error(await rig.draw(8)) < 0.02
 
 
-async def test_a_tensor_of_a_wrong_shape_stops_the_engine_until_a_full_resync(rig):
+async def test_a_tensor_of_a_wrong_shape_leaves_the_old_weights(rig):
     await rig.resync()
+    version = rig.version
     parameter = rig.model.model.norm
     good = parameter.weight
     parameter.weight = torch.nn.Parameter(torch.ones(7, dtype=good.dtype))
-    with pytest.raises(WeightsTorn):
-        await rig.engine.apply_weights(rig.publish(change=False))
+    with pytest.raises(WeightsRefused, match="was put back"):
+        await rig.engine.apply_weights(rig.publish(change=False, full=True))
     parameter.weight = good
-    assert rig.engine.version is None
-    await rig.resync()
+    rig.last = None
+    assert rig.engine.version == version
     assert rig.error(await rig.draw(8)) < 0.02
+
+
+async def test_the_engine_keeps_its_own_weights_when_the_host_copy_changes(rig):
+    await rig.resync()
+    words = rig.engine.store.copy._buffer.bytes
+    words ^= 0x55
+    try:
+        assert rig.error(await rig.draw(8)) < 0.02
+    finally:
+        words ^= 0x55
+
+
+GROUPS = ["embed_tokens", "lm_head", "q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"]
+GROUPS += ["gate_proj", "up_proj", "down_proj", "input_layernorm", "post_attention_layernorm", "model.norm"]
+
+
+async def test_every_parameter_group_changed_alone(rig):
+    await rig.resync()
+    seen = 0.0
+    for group in GROUPS:
+        names = [name for name in rig.base if group in name]
+        if not names:
+            assert group == "lm_head" and rig.model.config.tie_word_embeddings
+            continue
+        changed = perturbed({name: rig.base[name] for name in names}, seed=len(group))
+        rig.model.load_state_dict({**rig.base, **changed}, strict=False)
+        manifest = rig.publish(change=False)
+        assert manifest.codec == "delta"
+        await rig.engine.apply_weights(manifest)
+        error = rig.error(await rig.draw(24))
+        assert error < 0.01, group
+        seen = max(seen, error)
+    print(f"largest mean difference of log-probs: {seen:.4f} nats")
 
 
 async def test_what_is_in_flight_is_aborted_by_an_update(rig):
     await rig.resync()
-    drawing = [asyncio.create_task(rig.engine.generate(f"long-{s}", PROMPT, s, 150)) for s in range(32)]
+    drawing = [asyncio.create_task(rig.engine.generate(f"long-{s}", PROMPT, s, 150)) for s in range(200)]
     await asyncio.sleep(0.1)
     await rig.resync()
     results = await asyncio.gather(*drawing, return_exceptions=True)

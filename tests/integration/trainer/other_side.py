@@ -76,6 +76,9 @@ class OtherSide:
 
     def _on_report(self, report: ReportHeader) -> None:
         self.reports.append(report)
+        if report.event == "resync_failed":
+            self.awaiting = -1
+            self._generate(report.step, report.epoch, report.version)
         if report.event != "step":
             return
         metrics = report.metrics

@@ -12,9 +12,9 @@ from other_side import OtherSide
 from trainer_support import make_rollout, run_config
 
 from leeway.errors import StalledError
-from leeway.messages import Verdict, VerdictHeader
-from leeway.streams import append
-from leeway.weights import read_weights
+from leeway.messages import Event, SamplerStatus, Verdict, VerdictHeader, decode
+from leeway.streams import Tail, append, now
+from leeway.weights import ChunkSource, HostCopy
 from leeway_trainer.checkpoint import find_checkpoint, read_state
 from leeway_trainer.model import load_policy_model
 from leeway_trainer.train import Place, StoppedError, Trainer
@@ -76,14 +76,67 @@ def test_what_is_published_is_theta(tiny_dir, ranks, place, client, keys):
     with OtherSide(client, keys, config) as other:
         run = Trainer(config, ranks, place)
         run.run()
-    sent = dict(read_weights(client, keys, other.manifests[0]))
+    copy, source = HostCopy(), ChunkSource(client)
+    copy.advance(source, keys, other.manifests[:1])
+    sent = copy.tensors()
     start = load_policy_model(tiny_dir, dtype=torch.bfloat16, chunk_tokens=9)
     for name, param in start.lm.named_parameters():
         assert torch.equal(sent[name], param)
-    last = dict(read_weights(client, keys, other.manifests[1]))
+    assert [m.codec for m in other.manifests] == ["full", "delta"]
+    copy.advance(source, keys, other.manifests[1:])
+    last = copy.tensors()
     assert any(not torch.equal(last[name], sent[name]) for name in sent)
     for name, param in run.snapshot.runner.lm.named_parameters():
         assert torch.equal(last[name], param), "theta_s is what samplers hold"
+
+
+def test_without_room_the_run_goes_on_with_the_old_weights(tiny_dir, ranks, place, client, keys, monkeypatch):
+    config = run_config(tiny_dir, trainer=trainer(steps=3), sync={"max_age": 1, "stall_timeout_s": 20.0})
+    with OtherSide(client, keys, config) as other:
+        run = Trainer(config, ranks, place)
+        publish = run.publish
+
+        def then_full(version: int) -> None:
+            publish(version)
+            monkeypatch.setattr("leeway_trainer.broadcast.room_for", lambda *_, **__: 1000)
+
+        run.publish = then_full
+        run.run()
+        other.wait_for(lambda: other.reports[-1].event == "finished")
+    assert [m.version for m in other.manifests] == [0]
+    assert [(r.event, r.step, r.version) for r in other.reports] == [
+        ("started", 0, 0),
+        ("step", 0, 0),
+        ("resync_failed", 1, 0),
+        ("step", 1, 0),
+        ("resync_failed", 2, 0),
+        ("step", 2, 0),
+        ("finished", 3, 0),
+    ]
+    assert [r.metrics["lag/age"] for r in other.steps()] == [0, 1, 2]
+    assert other.steps()[2].metrics["lag/ess_tok"] < 1, "theta_s is still what samplers hold"
+    texts = [decode(Event, e.fields).header.text for e in Tail(client, keys.events).read(block_s=None)]
+    assert "samplers keep version 0: new weights" in texts[0]
+    assert "(1000 bytes; weights.max_redis_mib=None" in texts[0]
+
+
+def test_a_keyframe_is_sent_when_a_sampler_is_stuck(tiny_dir, ranks, place, client, keys):
+    config = run_config(tiny_dir, trainer=trainer(steps=2), sync={"max_age": None, "stall_timeout_s": 20.0})
+    with OtherSide(client, keys, config) as other:
+        other.hold.set()  # nobody can draw under version 0
+        run = Trainer(config, ranks, place)
+
+        def complain() -> None:
+            other.wait_for(lambda: bool(other.manifests))
+            status = SamplerStatus(sampler="s0", heartbeat=now(), stuck=other.manifests[0].key)
+            other.hold.clear()
+            client.hset(keys.samplers, "s0", status.model_dump_json())
+
+        asking = threading.Thread(target=complain)
+        asking.start()
+        run.run()
+        asking.join()
+    assert [(m.version, m.codec, m.step) for m in other.manifests] == [(0, "full", 0), (1, "full", 0)]
 
 
 def test_without_a_controller_the_trainer_applies_the_same_policy(tiny_dir, ranks, place, client, keys):

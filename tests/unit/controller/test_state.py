@@ -9,15 +9,36 @@ from hypothesis import strategies as st
 from leeway.config import SyncConfig
 from leeway.messages import ReportHeader, SamplerStatus
 from leeway.resync import Decision, PolicyError
-from leeway_controller.state import ControllerState, decide, decide_commit, live_samplers, plan_issue
+from leeway_controller.state import (
+    Attested,
+    ControllerState,
+    decide,
+    decide_commit,
+    live_samplers,
+    plan_issue,
+)
 
 
 def report(event: str, epoch: int, step: int, version: int, **metrics: float) -> ReportHeader:
     return ReportHeader(event=event, epoch=epoch, step=step, version=version, metrics=metrics)  # type: ignore[arg-type]
 
 
-def sampler(name: str, epoch: int, version: int, heartbeat: float = 0.0) -> SamplerStatus:
-    return SamplerStatus(sampler=name, heartbeat=heartbeat, epoch=epoch, version=version)
+def sampler(
+    name: str,
+    epoch: int,
+    version: int,
+    heartbeat: float = 0.0,
+    digest: str | None = None,
+    passed: str = "",
+) -> SamplerStatus:
+    return SamplerStatus(
+        sampler=name,
+        heartbeat=heartbeat,
+        epoch=epoch,
+        version=version,
+        digest=f"d{version}" if digest is None else digest,
+        passed=passed,
+    )
 
 
 def running(step: int = 0, version: int = 1) -> ControllerState:
@@ -73,16 +94,51 @@ def test_a_restarted_trainer_begins_a_new_epoch() -> None:
     assert plan_issue(state.published(1, 3, 5, 0.0).committed(), 0, 10) == [5]
 
 
+def pending(version: int = 1) -> ControllerState:
+    state = ControllerState().started(report("started", 0, 0, version))
+    return state.published(0, version, 0, 100.0, f"d{version}")
+
+
 def test_commit_waits_for_every_live_sampler_then_fences() -> None:
-    state = ControllerState().started(report("started", 0, 0, 1)).published(0, 1, 0, 100.0)
+    state = pending()
     both = [sampler("a", 0, 1), sampler("b", -1, -1)]
-    assert decide_commit(state, both, 101.0, 60.0) == (False, [])
-    assert decide_commit(state, both, 161.0, 60.0) == (True, ["b"])
-    assert decide_commit(state, [sampler("a", 0, 1)], 101.0, 60.0) == (True, [])
-    assert decide_commit(state, [], 1000.0, 60.0)[0] is False
-    assert decide_commit(state, [sampler("b", -1, -1)], 1000.0, 60.0)[0] is False
-    assert decide_commit(state, [sampler("a", 1, 1)], 1000.0, 60.0)[0] is False  # another epoch's version 1
-    assert decide_commit(running(), [sampler("a", 0, 1)], 0.0, 60.0) == (False, [])
+    assert decide_commit(state, both, 101.0, 60.0) == Attested()
+    assert decide_commit(state, both, 161.0, 60.0) == Attested(commit=True, late=["b"])
+    assert decide_commit(state, [sampler("a", 0, 1)], 101.0, 60.0) == Attested(commit=True)
+    assert decide_commit(state, [], 1000.0, 60.0) == Attested()
+    assert decide_commit(state, [sampler("b", -1, -1)], 1000.0, 60.0) == Attested()
+    other_epoch = sampler("a", 1, 1)
+    assert decide_commit(state, [other_epoch], 1000.0, 60.0) == Attested()
+    assert decide_commit(state.committed(), [sampler("a", 0, 1)], 0.0, 60.0) == Attested()
+
+
+def test_what_is_attested_is_the_digest() -> None:
+    liar = sampler("b", 0, 1, digest="other")
+    state = pending()
+    assert decide_commit(state, [liar], 101.0, 60.0) == Attested(wrong=["b"])
+    both = [sampler("a", 0, 1), liar]
+    assert decide_commit(state, both, 101.0, 60.0) == Attested(commit=True, wrong=["b"])
+    assert decide_commit(state.committed(), both, 101.0, 60.0) == Attested(wrong=["b"])
+    assert decide_commit(state, both, 101.0, 60.0, {"b": "f"}) == Attested(commit=True)
+
+
+def test_a_fenced_sampler_counts_again_when_it_has_passed_its_fence() -> None:
+    state, fences = pending(), {"b": "f2"}
+    late = sampler("b", 0, 1)
+    assert decide_commit(state, [sampler("a", 0, 1), late], 101.0, 60.0, fences) == Attested(commit=True)
+    earlier = sampler("b", 0, 1, passed="f1")
+    assert decide_commit(state, [earlier], 101.0, 60.0, fences) == Attested()
+    passed = sampler("b", 0, 1, passed="f2")
+    assert decide_commit(state, [passed], 101.0, 60.0, fences) == Attested(commit=True, back=["b"])
+    assert decide_commit(state.committed(), [passed], 101.0, 60.0, fences) == Attested(back=["b"])
+
+
+def test_a_resync_that_failed_lets_the_old_version_go_on() -> None:
+    state = running().stepped(report("step", 0, 0, 1), Decision("ess"))
+    assert plan_issue(state, 2, 10) == []
+    assert state.kept(report("resync_failed", 1, 1, 1)) is state
+    state = state.kept(report("resync_failed", 0, 1, 1))
+    assert (state.current, plan_issue(state, 2, 10)) == (1, [0, 1, 2, 3])
 
 
 def test_silence() -> None:
