@@ -120,9 +120,10 @@ def resync(
     redis: Annotated[
         str, typer.Option(envvar="LEEWAY_REDIS__URL", help="redis://:password@host:port/0 of the run.")
     ],
+    keyframe: Annotated[bool, typer.Option("--keyframe", help="Send the weights in full.")] = False,
 ) -> None:
     """Ask a running run for a resync of its samplers after the current step."""
-    from leeway.streams import MANUAL_FIELD, Keys, RedisUnavailable, connect
+    from leeway.streams import KEYFRAME_FIELD, MANUAL_FIELD, Keys, RedisUnavailable, connect
 
     keys = Keys(run_id)
     try:
@@ -131,6 +132,8 @@ def resync(
         raise UsageError(str(exc)) from exc
     if not client.exists(keys.state):
         raise UsageError(f"no run {run_id!r} on this server (there is no key {keys.state})")
+    if keyframe:
+        client.hset(keys.state, KEYFRAME_FIELD, "1")
     client.hset(keys.state, MANUAL_FIELD, "1")
     typer.echo("the samplers get new weights after the next step report")
 

@@ -17,6 +17,7 @@ from leeway.config_load import (
     parse_yaml,
     redact_url,
 )
+from leeway.streams import replica_url
 
 BASE = {"task": {"kind": "digits"}}
 
@@ -164,3 +165,15 @@ def test_schema_is_closed_everywhere() -> None:
     schema = RunConfig.model_json_schema()
     objects = [schema, *schema["$defs"].values()]
     assert all(part["additionalProperties"] is False for part in objects)
+
+
+@pytest.mark.parametrize("url", ["http://h:1", "redis://:s3cret@h:1", "redis://h:1/2"])
+def test_replicas_are_places_without_credentials(url: str) -> None:
+    text = problem(redis={"read_urls": [url]})
+    assert "expected redis://host:port" in text and "s3cret" not in text
+    assert build_config({**BASE, "redis": {"read_urls": ["redis://h:1"]}}).redis.read_urls
+
+
+def test_a_replica_has_the_credentials_of_the_server() -> None:
+    assert replica_url("redis://r:2", "redis://u:p%40@h:1/3") == "redis://u:p%40@r:2/3"
+    assert replica_url("rediss://[::1]:2", "redis://h:1") == "rediss://[::1]:2"
