@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from leeway.errors import EXIT_INTERRUPTED, LeewayError, UsageError
+from leeway.errors import EXIT_FAILED, EXIT_INTERRUPTED, LeewayError, UsageError
 
 app = typer.Typer(
     name="leeway",
@@ -112,6 +112,29 @@ def report(run_dir: Annotated[Path, typer.Argument(help="Output directory of a r
     from leeway.report import write_report
 
     typer.echo(str(write_report(run_dir)))
+
+
+@app.command()
+def doctor(
+    run: Annotated[str, typer.Argument(help="Output directory of a run, or redis://... of a live one.")],
+    name: Annotated[
+        str | None, typer.Option(help="Which run, when the server has several (leeway run prints it).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Show every infrastructure check of a run; exit status 1 when one fails."""
+    from leeway.checks.doctor import build_table, diagnose
+
+    diagnosis = diagnose(run, name)
+    if as_json:
+        typer.echo(json.dumps(diagnosis.as_dict(), indent=1))
+    else:
+        from rich.console import Console
+
+        Console().print(build_table(diagnosis))
+        for note in diagnosis.notes:
+            typer.echo(f"note: {note}")
+    raise typer.Exit(EXIT_FAILED if diagnosis.failed else 0)
 
 
 @app.command()

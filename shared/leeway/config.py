@@ -381,6 +381,21 @@ class TelemetryConfig(Section):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
 
+class ChecksConfig(Section):
+    """The infrastructure checks (docs/checks.md)."""
+
+    enabled: bool = True
+    """Let the controller check every batch as it goes."""
+    sample_fraction: float = Field(default=0.1, ge=0, le=1)
+    """Share of responses whose distributions and tokens are looked into."""
+    probe_draws: int = Field(default=192, ge=0)
+    """One-token draws from a fixed prompt after a resync, at most once a minute; 0: none."""
+    self_prefix_responses: int = Field(default=64, ge=0)
+    """Responses of a batch that are scored with the old and the new weights around a resync; 0: none."""
+    self_prefix_every: int = Field(default=8, ge=1)
+    """Steps between two such measurements, at least."""
+
+
 class OutputConfig(Section):
     """What a run leaves behind."""
 
@@ -410,6 +425,7 @@ class RunConfig(Section):
     weights: WeightsConfig = Field(default_factory=WeightsConfig)
     redis: RedisConfig = Field(default_factory=RedisConfig)
     telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig)
+    checks: ChecksConfig = Field(default_factory=ChecksConfig)
     output: OutputConfig = Field(default_factory=OutputConfig)
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -83,6 +84,8 @@ class RolloutHeader(SlotHeader):
     """(start, end, weight version) over response tokens, as the engine reported them."""
     support_complete: bool = False
     """The head of every position is the whole distribution that was drawn from."""
+    digest: str = ""
+    """`draw_digest` of what the engine drew; empty when the sampler made none."""
     generate_s: float = 0.0
 
 
@@ -122,6 +125,21 @@ class EventHeader(Header):
     data: dict[str, Any] = Field(default_factory=dict)
 
 
+class Probe(BaseModel):
+    """Draws from one fixed prefix, compared with the distribution that was reported for it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    request: int = 0
+    """The newest request that this answers; the key `probe` counts them."""
+    version: int = -1
+    draws: int = 0
+    chi2: float = 0.0
+    dof: int = 0
+    """Degrees of freedom; 0 when the distribution is too peaked to be tested."""
+    example: str = ""
+    """The token that is furthest off."""
+
+
 class SamplerStatus(BaseModel):
     """A sampler's entry in the hash `samplers`: its heartbeat and what it attests."""
 
@@ -150,6 +168,14 @@ class SamplerStatus(BaseModel):
     """The controller fenced it: it takes no tickets until it holds the current version, loaded afresh."""
     passed: str = ""
     """The last fence after which it did that."""
+    bad_logprobs: int = 0
+    """Responses that were refused for log-probabilities that are none."""
+    logprobs_mode: str = ""
+    """The engine's mode."""
+    bans: list[str] = Field(default_factory=list)
+    """Sampling settings in use that ban or bias tokens."""
+    probe: Probe | None = None
+    """The last probe of the engine's distribution."""
     error: str | None = None
 
 
@@ -254,6 +280,14 @@ class Verdict(Message):
 class Event(Message):
     header_class: ClassVar[type[Header]] = EventHeader
     header: EventHeader
+
+
+def draw_digest(response_ids: NDArray[Any], logp: NDArray[Any]) -> str:
+    """xxh3 (16 hex digits) of drawn tokens [T] and their log-probabilities [T]."""
+    state = xxhash.xxh3_64()
+    state.update(np.ascontiguousarray(response_ids, dtype="<i4").tobytes())
+    state.update(np.ascontiguousarray(logp, dtype="<f4").tobytes())
+    return state.hexdigest()
 
 
 AnyMessage = Ticket | Rollout | Report | Verdict | Event

@@ -98,6 +98,15 @@ class Keys:
     def state(self) -> str:
         return self.key("state")
 
+    @property
+    def probe(self) -> str:
+        """Counts requests for a probe of every sampler's distribution."""
+        return self.key("probe")
+
+    @property
+    def checks(self) -> str:
+        return self.key("checks")
+
     def weight_chunks(self, version: int) -> str:
         return self.key(f"weights:{version}")
 

@@ -29,12 +29,18 @@ def main(argv: list[str] | None = None) -> int:
             socket_timeout_s=config.redis.socket_timeout_s,
             wait_s=config.redis.reconnect_s,
         )
+        from leeway_controller.checks import Checks, text_round_trip
         from leeway_controller.prompts import check_prompts, prompt_encoder
         from leeway_controller.reconcile import Controller
 
-        encode_item, size = prompt_encoder(config, args.model or config.model.name)
+        model, keys = args.model or config.model.name, Keys(args.run)
+        encode_item, size = prompt_encoder(config, model)
         check_prompts(config, encode_item, size)
-        controller = Controller(client, Keys(args.run), config, encode_item, size)
+        checks = None
+        if config.checks.enabled:
+            round_trip = text_round_trip(model, config.model.trust_remote_code)
+            checks = Checks(client, keys, config, round_trip)
+        controller = Controller(client, keys, config, encode_item, size, checks)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: setattr(controller, "stopping", True))
         controller.run()

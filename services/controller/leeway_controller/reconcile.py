@@ -47,6 +47,7 @@ from leeway.streams import (
     retrying,
 )
 from leeway.weights import parse_manifest
+from leeway_controller.checks import Checks
 from leeway_controller.plan import plan_batch, plan_tickets
 from leeway_controller.state import ControllerState, decide, decide_commit, live_samplers, plan_issue
 
@@ -61,8 +62,15 @@ class Controller:
     """One run's controller. `encode_item` gives prompt ids; `size` is the data set's number of items."""
 
     def __init__(
-        self, client: redis.Redis, keys: Keys, config: RunConfig, encode_item: Encoder, size: int
+        self,
+        client: redis.Redis,
+        keys: Keys,
+        config: RunConfig,
+        encode_item: Encoder,
+        size: int,
+        checks: Checks | None = None,
     ) -> None:
+        self.checks = checks
         self.client, self.keys, self.config = client, keys, config
         self.encode_item, self.size = encode_item, size
         self.budget_s = config.redis.reconnect_s
@@ -122,6 +130,8 @@ class Controller:
         self._watch_samplers()
         for batch in plan_issue(self.state, self.config.sync.max_lead, self.config.trainer.steps):
             self._issue(batch)
+        if self.checks:
+            self.checks.poll(self.statuses())
         self._check_progress()
 
     def _on_report(self, entry: Entry) -> None:
@@ -133,6 +143,8 @@ class Controller:
             self.reports.forget([entry.id])
             return
         self.progress_at = time.monotonic()
+        if self.checks:
+            self.checks.on_report(report)
         verdict: Verdict | None = None
         state = self.state
         if report.event == "started":
@@ -173,6 +185,8 @@ class Controller:
 
     def _on_manifest(self, entry: Entry) -> None:
         manifest = parse_manifest(entry.fields)
+        if self.checks:
+            self.checks.on_manifest(manifest)
         state = self.state.published(manifest.epoch, manifest.version, manifest.step, now(), manifest.digest)
         if state is not self.state:
             self._commit(state)

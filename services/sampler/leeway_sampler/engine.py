@@ -143,6 +143,26 @@ def sampling_arguments(
     }
 
 
+NEUTRAL: dict[str, Any] = {
+    "min_tokens": 0,
+    "ignore_eos": False,
+    "bad_words": None,
+    "allowed_token_ids": None,
+    "logit_bias": None,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "structured_outputs": None,
+}
+"""Fields of SamplingParams that ban or bias tokens, and the values that do nothing."""
+
+
+def banning(params: Any) -> list[str]:
+    """Settings of vLLM's SamplingParams that change the distribution beyond what the trainer applies."""
+    found = {name: getattr(params, name, neutral) for name, neutral in NEUTRAL.items()}
+    return [f"{name}={v}" for name, v in found.items() if v != NEUTRAL[name] and v not in ([], {})]
+
+
 class SamplerEngine:
     """See the module's docstring. All methods belong to one event loop."""
 
@@ -158,6 +178,8 @@ class SamplerEngine:
         self.digest = ""
         self.paused_s = 0.0
         """Seconds that generation stood still during the last update."""
+        self.bans: list[str] = []
+        """Settings of the last request that ban or bias tokens; there should be none."""
 
     @classmethod
     async def start(cls, config: RunConfig, *, model: str, redis_url: str, run: str) -> SamplerEngine:
@@ -190,6 +212,11 @@ class SamplerEngine:
         async with asyncio.timeout(self._config.sampler.start_timeout_s):
             await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
 
+    @property
+    def logprobs_mode(self) -> str:
+        """What vLLM's log-probabilities are of."""
+        return str(self._llm.model_config.logprobs_mode)
+
     def healthy(self) -> bool:
         """Whether vLLM's processes live."""
         return not self._llm.errored
@@ -219,6 +246,7 @@ class SamplerEngine:
             )
         arguments = sampling_arguments(self._config.sampling, self._head, seed, min(max_new_tokens, room))
         params = SamplingParams(**arguments, output_kind=RequestOutputKind.FINAL_ONLY)
+        self.bans = banning(params)
         prompt: Any = {"prompt_token_ids": [int(token) for token in prompt_ids]}
         self._requests.add(request_id)
         self._idle.clear()

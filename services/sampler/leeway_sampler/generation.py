@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leeway.errors import LeewayError
+from leeway.messages import draw_digest
 
 FinishReason = Literal["stop", "length"]
 Span = tuple[int, int, int]
@@ -53,6 +54,8 @@ class Generation:
     spans: tuple[Span, ...]
     support_complete: bool
     """The head of every token is the whole distribution that it was drawn from."""
+    digest: str = ""
+    """`draw_digest` of tokens and log-probs, straight from the engine's output."""
 
 
 def trim_heads(
@@ -141,4 +144,5 @@ def build_generation(output: Any, head: Head) -> Generation:
         finish_reason=cast(FinishReason, output.finish_reason),
         spans=read_spans(output.weight_versions, len(tokens)),
         support_complete=whole,
+        digest=draw_digest(np.array(tokens, dtype=np.int32), logp),
     )

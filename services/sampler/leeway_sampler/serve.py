@@ -25,7 +25,8 @@ from leeway.messages import Rollout, RolloutHeader, Ticket, TicketHeader, decode
 from leeway.streams import TICKETS_GROUP, Consumer, Entry, Keys, Tail, add_fields, retrying
 from leeway.tasks import RewardPool
 from leeway_sampler.engine import EngineError, GenerationAborted, SamplerEngine
-from leeway_sampler.generation import Generation
+from leeway_sampler.generation import Generation, LogProbError
+from leeway_sampler.probe import Prober
 from leeway_sampler.status import Counters
 from leeway_sampler.watch import WeightWatcher
 
@@ -52,6 +53,7 @@ class Sampler:
         self.engine, self.rewards, self.decode_text, self.name = engine, rewards, decode_text, name
         self.budget_s = config.redis.reconnect_s
         self.counters = Counters()
+        self.prober = Prober(engine, config.checks.probe_draws)
         self.tickets = Consumer(client, keys.tickets, TICKETS_GROUP, name, budget_s=self.budget_s)
         self.watcher = WeightWatcher(
             Tail(client, keys.weights, budget_s=self.budget_s),
@@ -138,6 +140,8 @@ class Sampler:
                 void.append(entry)
             elif key == self.watcher.wanted and self.ready:
                 self._spawn(self._serve(entry, ticket))
+                if self.prober.due(ticket.prompt_ids):
+                    self._spawn(self.prober.run())
             else:
                 back.append(entry)
         await self._void(void)
@@ -172,6 +176,10 @@ class Sampler:
                 elif not self._stopping.is_set():
                     raise
                 return  # draining: _drain hands it back
+            except LogProbError as exc:
+                self.counters.bad_logprobs += 1
+                await self._attest(f"ticket {ticket.header.ticket_id}: {exc}")
+                raise
             seconds = time.monotonic() - began
             text = self.decode_text(generation.token_ids.tolist())
             reward = await self.rewards.score(ticket.header.item, text)
@@ -249,12 +257,31 @@ class Sampler:
             self.watcher.set_fence(await asyncio.to_thread(self._read_fence))
             if not self.watcher.fenced:  # or others may have what this one works on
                 await asyncio.to_thread(self.tickets.refresh, list(self._entries))
+            await self._look_for_probe_requests()
             await asyncio.sleep(self.config.sync.heartbeat_s)
+
+    async def _look_for_probe_requests(self) -> None:
+        raw = await asyncio.to_thread(
+            retrying,
+            lambda: self.client.get(self.keys.probe),
+            budget_s=self.budget_s,
+            what="looking for probe requests",
+        )
+        if self.ready and self.prober.asked(int(raw or 0)):
+            self._spawn(self.prober.run())
 
     async def _attest(self, error: str | None) -> None:
         self.counters.error = error
-        held = (self.engine.epoch, self.engine.version, self.engine.digest)
+        engine = self.engine
+        held = (engine.epoch, engine.version, engine.digest)
         status = self.counters.status(self.name, ready=self.ready, version=held, watcher=self.watcher)
+        status = status.model_copy(
+            update={
+                "logprobs_mode": engine.logprobs_mode,
+                "bans": engine.bans,
+                "probe": self.prober.result,
+            }
+        )
         await asyncio.to_thread(
             retrying,
             lambda: self.client.hset(self.keys.samplers, self.name, status.model_dump_json()),
@@ -324,6 +351,7 @@ def build_rollout(
             reward_error=reward_error,
             spans=list(generation.spans),
             support_complete=generation.support_complete,
+            digest=generation.digest,
             generate_s=round(generate_s, 4),
         ),
         prompt_ids=ticket.prompt_ids,

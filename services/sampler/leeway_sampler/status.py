@@ -29,6 +29,7 @@ class Counters:
         self.tokens_voided = 0
         self.tickets = 0
         self.tickets_voided = 0
+        self.bad_logprobs = 0
         self.error: str | None = None
 
     @contextmanager
@@ -75,5 +76,6 @@ class Counters:
             tokens=self.tokens,
             tokens_voided=self.tokens_voided,
             tickets=self.tickets,
+            bad_logprobs=self.bad_logprobs,
             error=self.error,
         )

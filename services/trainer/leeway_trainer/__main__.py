@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from leeway.errors import EXIT_OK, LeewayError
@@ -42,7 +43,10 @@ def main(argv: list[str] | None = None) -> int:
                 socket_timeout_s=redis_config.socket_timeout_s,
                 wait_s=redis_config.reconnect_s,
             )
+        from leeway.checks.board import post_refused
+        from leeway.messages import MessageError
         from leeway_trainer.feed import report_failure
+        from leeway_trainer.policy import NonFiniteError
         from leeway_trainer.ranks import start_ranks, stop_ranks
         from leeway_trainer.train import Place, StoppedError, Trainer
 
@@ -59,6 +63,9 @@ def main(argv: list[str] | None = None) -> int:
         except BaseException as error:
             if client is not None:
                 report_failure(client, keys, error)
+                if isinstance(error, (NonFiniteError, MessageError)):
+                    with suppress(LeewayError):
+                        post_refused(client, keys, str(error), source="trainer", budget_s=2.0)
             raise
         stop_ranks()
     except LeewayError as error:

@@ -58,8 +58,10 @@ class Broadcaster:
         self._hopeless: VersionKey | None = None
         """A version that no other could follow, for lack of room."""
 
-    def publish(self, policy: Policy, snapshot: Snapshot, *, version: int, step: int) -> None:
-        """Send theta as `version` and make it theta_s.
+    def publish(
+        self, policy: Policy, snapshot: Snapshot, *, version: int, step: int, keep_old: bool = False
+    ) -> None:
+        """Send theta as `version` and make it theta_s (with `keep_old` the caller does that, by `refresh`).
 
         Raises WeightsTooLarge, on every rank alike, when Redis has no room for it; nothing has changed then.
         """
@@ -72,6 +74,11 @@ class Broadcaster:
         if plan == NO_ROOM:
             self._hopeless = None if self.last is None else self.last.key
             raise WeightsTooLarge(self._problem or "rank 0 found no room for the weights")
+        if not keep_old:
+            self.refresh(policy, snapshot, step=step)
+
+    def refresh(self, policy: Policy, snapshot: Snapshot, *, step: int) -> None:
+        """Make theta_s what theta is; called by all ranks, before the next publication."""
         snapshot.refresh(wire_tensors(policy, self._dtype, step=step))
 
     def keyframe_wanted(self) -> bool:

@@ -32,6 +32,7 @@ from leeway.corrections import (
     predict_crossing,
     surrogate_loss,
 )
+from leeway.corrections.lag import k3
 from leeway.corrections.methods import tail_clip
 from leeway.corrections.primitives import tail_kappa
 from leeway.messages import Rollout
@@ -105,10 +106,13 @@ def train_step(
         **reward_metrics(rollouts),
         **lag,
         **crossings(lag, age, config.sync.ess_threshold or 0.5),
+        **sampler_discrepancy(every, rollouts),
         **totals.pooled(policy),
         "grad_norm": result.grad_norm,
         "lr": result.learning_rate,
         "tokens": float(counts.tokens),
+        "data/denominator_sequences": float(counts.sequences),
+        "data/denominator_tokens": float(counts.tokens),
         "time/score_s": scored - started,
         "time/train_s": time.monotonic() - scored,
     }
@@ -244,6 +248,17 @@ def crossings(lag: Metrics, age: int, threshold: float) -> Metrics:
         for level, variance in (("tok", "lag/var"), ("seq", "lag/var_seq"))
     }
     return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def sampler_discrepancy(every: TokenBatch, rollouts: Sequence[Rollout]) -> Metrics:
+    """`disc/kl/<sampler>` for a batch that several samplers drew: one of them may be broken."""
+    names = [rollout.header.sampler for rollout in rollouts]
+    known = sorted(set(names))
+    if len(known) < 2:
+        return {}
+    owner = torch.tensor([known.index(name) for name in names])[every.seq_ids.cpu()]
+    kl = k3((every.logp_sync - every.logp_mu).clamp(-20, 20))
+    return {f"disc/kl/{name}": float(kl[owner == i].mean()) for i, name in enumerate(known)}
 
 
 class _Totals:

@@ -19,6 +19,7 @@ from typing import cast
 
 import redis
 
+from leeway.checks.facts import trained_facts
 from leeway.config import RunConfig
 from leeway.errors import EXIT_INTERRUPTED, LeewayError
 from leeway.messages import ReportHeader, Rollout, pack, unpack
@@ -37,6 +38,7 @@ from leeway_trainer.checkpoint import (
 from leeway_trainer.feed import Feed
 from leeway_trainer.model import DTYPES, load_policy_model
 from leeway_trainer.policy import Policy
+from leeway_trainer.prefixes import PrefixScores, kl_estimate, self_prefix_metrics
 from leeway_trainer.ranks import Ranks
 from leeway_trainer.saved_batch import BatchInfo, save_batch
 from leeway_trainer.snapshot import Snapshot
@@ -104,6 +106,11 @@ class Trainer:
         self.epoch = ranks.share_int(self._new_epoch(last_epoch))
         self.broadcaster = Broadcaster(config, ranks, place.client, place.keys, self.epoch)
         self.feed = self._feed()
+        self.last_batch: list[Rollout] = []
+        self.theta_s_is_old = False
+        """theta_s still holds the weights before the last resync, to score the first fresh batch with."""
+        self.prefix_kl: Metrics = {}
+        self.prefix_kl_at: int | None = None
         self.times: Metrics = {}
         self.mark = time.monotonic()
 
@@ -120,13 +127,16 @@ class Trainer:
             rollouts = self.next_rollouts()
             check_rewards(rollouts, step)
             age = step - self.published_at
+            around = self.renew_snapshot(rollouts)
             if step in self.config.output.save_batches:
                 info = BatchInfo(step=step, age=age, version=self.version)
                 where = self.place.out / "batches"
                 save_batch(where, self.policy, self.snapshot, rollouts, self.config, info)
             metrics = train_step(self.policy, self.snapshot, rollouts, self.config, step, self._pause, age)
             self.next_batch = step + 1
-            labels = {"batch/digest": batch_digest(rollouts)}
+            self.last_batch = rollouts
+            facts = trained_facts(rollouts, self.config.batch, step)
+            labels = {"batch/digest": batch_digest(rollouts), **facts, **around}
             if error := next((r.header.reward_error for r in rollouts if r.header.reward_error), None):
                 labels["reward/error"] = error[:200]
             self._report("step", step, {**self._with_times(metrics, step), **labels})
@@ -174,8 +184,10 @@ class Trainer:
 
         When Redis has no room for them, everything stays as it is, and the run is told so.
         """
+        self.renew_snapshot()  # a delta is made against what was published last
+        keep_old = self.prefix_kl_due()
         try:
-            self.publish(self.version + 1)
+            self.publish(self.version + 1, keep_old=keep_old)
         except WeightsTooLarge as exc:
             self.answered = self.next_batch
             if self.feed:
@@ -187,10 +199,51 @@ class Trainer:
         if self.feed:
             self.feed.renew(self.version)
 
-    def publish(self, version: int) -> None:
-        """Send theta as `version`, and hold the same numbers as theta_s. Called by all ranks."""
+    def prefix_kl_due(self) -> bool:
+        """Whether the resync at hand is one to measure KL around; if so, its first half is measured."""
+        checks = self.config.checks
+        since = self.next_batch - (self.prefix_kl_at if self.prefix_kl_at is not None else -(10**9))
+        if not self.last_batch or not checks.self_prefix_responses or since < checks.self_prefix_every:
+            return False
         started = time.monotonic()
-        self.broadcaster.publish(self.policy, self.snapshot, version=version, step=self.next_batch)
+        scores = PrefixScores(self.policy, self.last_batch, self.config)
+        old, new = scores.score(self.snapshot.score), scores.score(self.policy.score)
+        self.prefix_kl = {"kl/sampler_prefix": kl_estimate(old, new, scores.reported()[1])[0]}
+        self.prefix_kl_at = self.next_batch
+        self.times["time/prefix_kl_s"] = time.monotonic() - started
+        return True
+
+    def renew_snapshot(self, fresh: Sequence[Rollout] = ()) -> dict[str, float | str]:
+        """Let theta_s be what was published, if it is not yet; `fresh` is scored with both.
+
+        Returns kl/self_prefix and the like, when there is a batch to measure them on. Called by all ranks.
+        """
+        if not self.theta_s_is_old:
+            return {}
+        self.theta_s_is_old = False
+        started = time.monotonic()
+        scores = PrefixScores(self.policy, fresh, self.config) if fresh else None
+        old = scores.score(self.snapshot.score) if scores else None
+        self.broadcaster.refresh(self.policy, self.snapshot, step=self.next_batch)
+        metrics: dict[str, float | str] = {}
+        if scores is not None and old is not None:
+            logp_mu, sequence = scores.reported()
+            new = scores.score(self.snapshot.score)
+            metrics = {**self.prefix_kl, **self_prefix_metrics(logp_mu, old, new, sequence, scores.samplers)}
+        spent = self.times.get("time/prefix_kl_s", 0.0)
+        self.times["time/prefix_kl_s"] = spent + time.monotonic() - started
+        return metrics
+
+    def publish(self, version: int, keep_old: bool = False) -> None:
+        """Send theta as `version`, and hold the same numbers as theta_s. Called by all ranks.
+
+        With `keep_old` theta_s takes them only in `renew_snapshot`; theta does not change until then.
+        """
+        started = time.monotonic()
+        self.broadcaster.publish(
+            self.policy, self.snapshot, version=version, step=self.next_batch, keep_old=keep_old
+        )
+        self.theta_s_is_old = keep_old
         self.times["time/publish_s"] = self.times.get("time/publish_s", 0.0) + time.monotonic() - started
         if self.broadcaster.last is not None:
             self.times["weights/wire_bytes"] = float(self.broadcaster.last.wire_nbytes)

@@ -113,6 +113,7 @@ def lag_metrics(
     trained, delta = lag[mask], discrepancy[mask]
     clipped = _clipped(trained, advantages.detach()[mask], config)
     count = max(int(mask.sum()), 1)
+    ratio = torch.exp(delta.clamp(-20, 20))
     return {
         "lag/ess_tok": ess_tok,
         "lag/ess_seq": ess_seq,
@@ -125,10 +126,14 @@ def lag_metrics(
         "lag/kl": float(k3(trained).sum()) / count,
         "lag/clip_fraction": float(clipped.sum()) / count,
         "lag/beyond_20": float((trained.abs() > 20).sum()),
+        "lag/abs_max": float(trained.abs().max()) if trained.numel() else 0.0,
         "disc/abs_mean": float(delta.abs().sum()) / count,
         "disc/mean": float(delta.sum()) / count,
         "disc/kl": float(k3(delta.clamp(-20, 20)).sum()) / count,
         "disc/abs_max": float(delta.abs().max()) if delta.numel() else 0.0,
+        "disc/beyond_20": float((delta.abs() > 20).sum()),
+        "disc/ratio_mean": float(ratio.mean()) if ratio.numel() else 1.0,
+        "disc/ratio_std": float(ratio.std(correction=0)) if ratio.numel() else 0.0,
     }
 
 

@@ -35,6 +35,7 @@ from leeway.errors import (
     StalledError,
     UsageError,
 )
+from leeway.launch.checks import CheckFile
 from leeway.launch.record import Recorder, write_atomic
 from leeway.launch.services import Service, describe_exit, stop_all
 from leeway.launch.table import View, open_view
@@ -245,6 +246,8 @@ class LocalRun:
         self.client = self._connect(url)
         stack.callback(self.client.close)
         stack.callback(self._delete_keys)
+        self.checks = CheckFile(self.client, self.keys, self.out)
+        stack.callback(self.checks.close)
         model = self._prepare_model()
         self.stop.immediate = False
         write_atomic(self.out / SERVICES_CONFIG, dump_config(self.config))
@@ -359,6 +362,8 @@ class LocalRun:
         )
         self.statuses = [SamplerStatus.model_validate_json(value) for value in raw.values()]
         self.recorder.samplers.update(self.statuses)
+        self.checks.update(budget_s=self.config.redis.reconnect_s)
+        self.recorder.check_counts = self.checks.counts()
         for entry in events.read(block_s=None):
             event = decode(Event, entry.fields).header
             if event.level != "info":

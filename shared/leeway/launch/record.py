@@ -82,6 +82,8 @@ class Recorder:
         self.rows = read_rows(self.metrics_path)
         self._before = _read_summary(out / "summary.json") if self.rows else {}
         self.started_at = time.monotonic()
+        self.check_counts: dict[str, int] = {}
+        """Measures of the infrastructure checks by their worst status so far, as metrics."""
         self._waiting: Row | None = None
         self._epoch = -1
         self._tokens_mark = (time.monotonic(), 0.0)
@@ -109,6 +111,7 @@ class Recorder:
             "epoch": report.epoch,
             "time": round(time.time(), 3),
             **report.metrics,
+            **self.check_counts,
             "weights/version": report.version,
             "sampler/tokens_per_s": round(rate, 1),
         }

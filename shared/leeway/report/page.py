@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from leeway.checks.result import ORDER
 from leeway.report.plots import PANELS
 from leeway.report.read import Run, read_run
 
@@ -46,6 +47,7 @@ def build_page(run: Run) -> str:
             _build_notices(run),
             plots or '<p class="empty">No step was trained, so there is nothing to plot.</p>',
             _build_resyncs(run),
+            _build_checks(run),
             _build_config(run),
             "</body></html>",
         ]
@@ -125,6 +127,24 @@ def _build_resyncs(run: Run) -> str:
     )
     head = "<tr><th>after step</th><th>new version</th><th>reason</th><th>ESS</th></tr>"
     return f'<section class="card wide"><h2>Resyncs</h2><table>{head}{rows}</table></section>'
+
+
+def _build_checks(run: Run) -> str:
+    if not run.checks:
+        return '<section class="card wide"><h2>Checks</h2><p>None were recorded.</p></section>'
+    worst = sorted((r.worst for r in run.checks.values()), key=lambda r: (-ORDER[r.status], r.name))
+    shown = "".join(
+        f"<tr><td>{_text(r.name)}</td><td>{_text(r.status)}</td><td>{_cell(r.value)}</td>"
+        f"<td>{_cell(r.threshold)}</td><td>{_text(r.evidence)}</td></tr>"
+        for r in worst
+    )
+    bad = sum(r.status != "ok" for r in worst)
+    head = "<tr><th>check</th><th>status</th><th>value</th><th>limit</th><th>evidence</th></tr>"
+    return (
+        f'<section class="card wide"><h2>Checks</h2><details{" open" if bad else ""}>'
+        f"<summary>{len(worst) - bad} of {len(worst)} ok</summary>"
+        f"<table>{head}{shown}</table></details></section>"
+    )
 
 
 def _build_config(run: Run) -> str:

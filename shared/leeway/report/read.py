@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from leeway.checks.board import FILE_NAME as CHECKS_FILE
+from leeway.checks.board import Records, read_records
 from leeway.errors import UsageError
 
 Row = dict[str, Any]
@@ -32,6 +34,8 @@ class Run:
     config_text: str
     problems: list[str] = field(default_factory=list)
     """What is missing or unreadable, for the reader."""
+    checks: Records = field(default_factory=dict)
+    """Results of the infrastructure checks; empty if none were recorded."""
 
     @property
     def resyncs(self) -> list[dict[str, Any]]:
@@ -84,7 +88,13 @@ def read_run(directory: str | Path) -> Run:
     rows = _read_rows(path / "metrics.jsonl", problems)
     summary = _read_summary(path / "summary.json", problems)
     config_text = _read_text(path / "config.yaml", problems)
-    return Run(path, rows, summary, _parse_config(config_text, problems), config_text, problems)
+    config = _parse_config(config_text, problems)
+    try:
+        checks = read_records(path / CHECKS_FILE)
+    except UsageError as error:
+        problems.append(str(error))
+        checks = {}
+    return Run(path, rows, summary, config, config_text, problems, checks)
 
 
 def _read_rows(path: Path, problems: list[str]) -> list[Row]:

@@ -1,0 +1,115 @@
+"""Board: the latest and the worst result of every measure, in Redis and in a run's directory.
+
+A fail stays: what was trained on bad data is not mended by good data that follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import cast
+
+import redis
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from leeway.checks.result import CheckResult, judge, worse
+from leeway.errors import UsageError
+from leeway.messages import Event, EventHeader
+from leeway.streams import Keys, append, now, retrying
+
+FILE_NAME = "checks.json"
+
+
+class CheckRecord(BaseModel):
+    """One measure of a run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    latest: CheckResult
+    worst: CheckResult
+    at: float
+    """Unix time of `latest`, seconds."""
+
+
+Records = dict[str, CheckRecord]
+_ADAPTER = TypeAdapter(Records)
+
+
+def merge(records: Records, results: Iterable[CheckResult], at: float) -> list[CheckResult]:
+    """Put results into `records`; returns those that are worse than anything before them."""
+    news = []
+    for result in results:
+        known = records.get(result.name)
+        worst = result if known is None or not worse(known.worst, result) else known.worst
+        if result.status != "ok" and (known is None or worse(result, known.worst)):
+            news.append(result)
+        records[result.name] = CheckRecord(latest=result, worst=worst, at=at)
+    return news
+
+
+def take_in(records: Records, record: CheckRecord) -> None:
+    """Put a record into `records`: the worse worst and the later latest of the two."""
+    name, known = record.worst.name, records.get(record.worst.name)
+    if known is not None:
+        worst = record.worst if worse(record.worst, known.worst) else known.worst
+        later = record if record.at >= known.at else known
+        record = CheckRecord(latest=later.latest, worst=worst, at=later.at)
+    records[name] = record
+
+
+def load_records(client: redis.Redis, keys: Keys, *, budget_s: float) -> Records:
+    """The hash `checks` of a run; each writer has fields of its own, `source:name`."""
+    raw = retrying(lambda: client.hgetall(keys.checks), budget_s=budget_s, what="reading the checks")
+    records: Records = {}
+    for value in cast(Mapping[bytes, bytes], raw).values():
+        take_in(records, CheckRecord.model_validate_json(value))
+    return records
+
+
+def post(
+    client: redis.Redis,
+    keys: Keys,
+    records: Records,
+    results: Iterable[CheckResult],
+    *,
+    source: str,
+    budget_s: float,
+) -> list[CheckResult]:
+    """Merge results into `records` and the hash `checks`; one event for each that got worse."""
+    results = list(results)
+    if not results:
+        return []
+    news = merge(records, results, now())
+    fields = {f"{source}:{r.name}": records[r.name].model_dump_json() for r in results}
+    retrying(lambda: client.hset(keys.checks, mapping=fields), budget_s=budget_s, what="writing the checks")
+    for result in news:
+        header = EventHeader(
+            level="error" if result.status == "fail" else "warning",
+            source=source,
+            name="check",
+            text=f"check {result.name}: {result.status}: {result.evidence}",
+            data=result.model_dump(mode="json"),
+        )
+        append(client, keys.events, Event(header), maxlen=10_000, budget_s=budget_s)
+    return news
+
+
+def post_refused(client: redis.Redis, keys: Keys, text: str, *, source: str, budget_s: float) -> None:
+    """`numerics/non_finite` fails, from a process that is about to end because of it."""
+    result = judge("numerics/non_finite", 1.0, f"refused: {text}", fail=0.0)
+    records = load_records(client, keys, budget_s=budget_s)
+    post(client, keys, records, [result], source=source, budget_s=budget_s)
+
+
+def dump_records(records: Records) -> str:
+    """Text of a checks.json."""
+    return _ADAPTER.dump_json(records, indent=1).decode() + "\n"
+
+
+def read_records(path: Path) -> Records:
+    """Records of a checks.json; empty when there is none. Raises UsageError for another file."""
+    try:
+        return _ADAPTER.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValidationError) as exc:
+        raise UsageError(f"{path} cannot be read as check results: {exc}") from exc

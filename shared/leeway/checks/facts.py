@@ -1,0 +1,202 @@
+"""What the checks look at: rollouts as they were published, and batches as they were trained.
+
+The trainer describes what its step really worked on (`trained_facts`) and sends that with its report; the
+controller sees the same rollouts on their way (`Published`) and compares.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from leeway.checks.stats import repetition
+from leeway.config import BatchConfig
+from leeway.messages import ReportHeader, Rollout, Slot, draw_digest
+
+Metrics = Mapping[str, float | int | str | None]
+NAMED = 200
+"""Most slots that a report names."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A rollout as it stands in the stream."""
+
+    slot: Slot
+    epoch: int
+    version: int
+    order: int
+    """Place in the order of publication."""
+    tokens: int
+    reward: float
+    sampler: str
+    digest: str
+
+    @classmethod
+    def of(cls, rollout: Rollout, order: int) -> Published:
+        """The facts of one entry."""
+        header = rollout.header
+        return cls(
+            slot=header.slot,
+            epoch=header.epoch,
+            version=header.version,
+            order=order,
+            tokens=int(rollout.response_ids.size),
+            reward=header.reward,
+            sampler=header.sampler,
+            digest=header.digest,
+        )
+
+
+def requested_slots(batch: int, config: BatchConfig) -> list[Slot]:
+    """Every slot of a batch, in slot order."""
+    return [Slot(batch, g, i) for g in range(config.prompts) for i in range(config.group_size)]
+
+
+def combined_digest(parts: Iterable[tuple[Slot, str]]) -> str:
+    """One digest (16 hex digits) over the slots of a batch and the digests of what was drawn for them."""
+    state = xxhash.xxh3_64()
+    for slot, digest in parts:
+        state.update(f"{slot.batch}.{slot.group}.{slot.index}:{digest};".encode())
+    return state.hexdigest()
+
+
+def length_histogram(lengths: Iterable[int]) -> list[int]:
+    """Counts of responses of 1, 2, 3-4, 5-8, ... tokens."""
+    counts = Counter(max(0, int(length) - 1).bit_length() for length in lengths)
+    return [counts.get(i, 0) for i in range(max(counts, default=0) + 1)]
+
+
+def trained_facts(
+    rollouts: Sequence[Rollout], config: BatchConfig, step: int
+) -> dict[str, float | int | str]:
+    """Metrics `data/*` and `response/*` that say what the step was trained on, from the arrays themselves."""
+    slots = [rollout.header.slot for rollout in rollouts]
+    missing = sorted(set(requested_slots(step, config)) - set(slots))
+    digests = [draw_digest(rollout.response_ids, rollout.logp) for rollout in rollouts]
+    altered = [
+        r.header.ticket_id for r, d in zip(rollouts, digests, strict=True) if r.header.digest not in ("", d)
+    ]
+    versions = [version for r in rollouts for _, _, version in r.header.spans]
+    repeated = [value for r in rollouts if (value := repetition(r.response_ids)) is not None]
+    surprisal = np.concatenate([r.logp for r in rollouts]) if rollouts else np.zeros(1)
+    facts: dict[str, float | int | str] = {
+        "data/responses": len(rollouts),
+        "data/missing": len(missing),
+        "data/foreign": sum(slot.batch != step for slot in slots),
+        "data/duplicates": len(slots) - len(set(slots)),
+        "data/lengths": " ".join(map(str, length_histogram(r.response_ids.size for r in rollouts))),
+        "data/tokens": sum(int(r.response_ids.size) for r in rollouts),
+        "data/digest": combined_digest(zip(slots, digests, strict=True)),
+        "data/altered": len(altered),
+        "data/version_min": min(versions, default=0),
+        "data/version_max": max(versions, default=0),
+        "response/entropy": float(-surprisal.mean()),
+    }
+    if repeated:
+        facts["response/repetition"] = sum(repeated) / len(repeated)
+    if missing:
+        facts["data/missing_slots"] = " ".join(f"{s.group}/{s.index}" for s in missing[:NAMED])
+    if altered:
+        facts["data/altered_example"] = altered[0]
+    return facts
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained batch, from a step report that carries `trained_facts`."""
+
+    step: int
+    version: int
+    age: float
+    responses: int
+    missing: tuple[Slot, ...]
+    missing_count: int
+    foreign: int
+    duplicates: int
+    lengths: tuple[int, ...]
+    tokens: int
+    digest: str
+    altered: int
+    altered_example: str
+    reward_mean: float
+    length_mean: float
+    versions: tuple[int, int]
+    denominator_sequences: int
+    denominator_tokens: int
+
+    @classmethod
+    def of(cls, report: ReportHeader) -> Trained | None:
+        """The facts of a report; None when it does not carry them."""
+        metrics = report.metrics
+        if "data/digest" not in metrics:
+            return None
+        named = str(metrics.get("data/missing_slots") or "").split()
+        pairs = [name.split("/") for name in named]
+        return cls(
+            step=report.step,
+            version=report.version,
+            age=number(metrics, "lag/age"),
+            responses=int(number(metrics, "data/responses")),
+            missing=tuple(Slot(report.step, int(g), int(i)) for g, i in pairs),
+            missing_count=int(number(metrics, "data/missing")),
+            foreign=int(number(metrics, "data/foreign")),
+            duplicates=int(number(metrics, "data/duplicates")),
+            lengths=tuple(map(int, str(metrics.get("data/lengths") or "0").split())),
+            tokens=int(number(metrics, "data/tokens")),
+            digest=str(metrics["data/digest"]),
+            altered=int(number(metrics, "data/altered")),
+            altered_example=str(metrics.get("data/altered_example") or ""),
+            reward_mean=number(metrics, "reward/mean"),
+            length_mean=number(metrics, "response/length_mean"),
+            versions=(int(number(metrics, "data/version_min")), int(number(metrics, "data/version_max"))),
+            denominator_sequences=int(number(metrics, "data/denominator_sequences")),
+            denominator_tokens=int(number(metrics, "data/denominator_tokens")),
+        )
+
+
+def number(metrics: Metrics, name: str, missing: float = 0.0) -> float:
+    """A metric as a number; `missing` when it is not there or not a number."""
+    value = metrics.get(name)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else missing
+
+
+class Ledger:
+    """Rollouts of the batches that are not trained yet, first durable one per slot and version."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[int, int, Slot], Published] = {}
+        self._conflicts: set[tuple[int, int, Slot]] = set()
+        self._order = 0
+
+    def add(self, rollout: Rollout) -> Published:
+        """Take in a rollout in the order of the stream."""
+        published = Published.of(rollout, self._order)
+        self._order += 1
+        key = (published.epoch, published.version, published.slot)
+        first = self._first.setdefault(key, published)
+        if first.digest != published.digest:
+            self._conflicts.add(key)
+        return published
+
+    def batch(self, epoch: int, version: int, batch: int) -> dict[Slot, Published]:
+        """What was published for a batch under a version."""
+        return {
+            slot: published
+            for (e, v, slot), published in self._first.items()
+            if (e, v, slot.batch) == (epoch, version, batch)
+        }
+
+    def conflicting(self, epoch: int, version: int, batch: int) -> bool:
+        """Whether a slot of the batch got two different answers (a ticket that was claimed twice)."""
+        return any((e, v, s.batch) == (epoch, version, batch) for e, v, s in self._conflicts)
+
+    def forget(self, epoch: int, below: int) -> None:
+        """Drop batches below `below`, and other run epochs."""
+        kept = {key for key in self._first if key[0] >= epoch and key[2].batch >= below}
+        self._first = {key: value for key, value in self._first.items() if key in kept}
+        self._conflicts &= kept
