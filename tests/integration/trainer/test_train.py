@@ -96,8 +96,8 @@ def test_without_room_the_run_goes_on_with_the_old_weights(tiny_dir, ranks, plac
         run = Trainer(config, ranks, place)
         publish = run.publish
 
-        def then_full(version: int) -> None:
-            publish(version)
+        def then_full(version: int, **options: bool) -> None:
+            publish(version, **options)
             monkeypatch.setattr("leeway_trainer.broadcast.room_for", lambda *_, **__: 1000)
 
         run.publish = then_full
@@ -282,3 +282,31 @@ def test_made_up_rollouts_are_valid():
 
     rollout = make_rollout(3, 1, 2, complete=True)
     assert decode(Rollout, encode(rollout)).header == rollout.header
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_first_fresh_batch_is_scored_with_the_old_weights_too(
+    tiny_dir, ranks, place, client, keys, dtype
+):
+    config = run_config(
+        tiny_dir,
+        trainer=trainer(steps=6, dtype=dtype, learning_rate=1e-2),
+        sync={"max_age": 2, "stall_timeout_s": 20.0},
+        checks={"self_prefix_every": 4},
+    )
+    with OtherSide(client, keys, config) as other:
+        Trainer(config, ranks, place).run()
+        other.wait_for(lambda: other.reports[-1].event == "finished")
+    steps = other.steps()
+    measured = [r.step for r in steps if "kl/self_prefix" in r.metrics]
+    assert measured == [2], "the next resync, at step 4, came within self_prefix_every steps"
+    fresh = steps[2].metrics
+    assert (fresh["lag/age"], fresh["lag/ess_tok"]) == (0, pytest.approx(1, abs=1e-3))
+    assert fresh["kl/self_prefix"] > 0
+    assert fresh["kl/sampler_prefix"] > 0
+    assert 0 < fresh["resync/missing_se"] < 1
+    assert [m.version for m in other.manifests] == [0, 1, 2]
+    assert steps[4].metrics["lag/ess_tok"] == pytest.approx(1, abs=1e-3), "also after the deferred refresh"
+    for report in steps:
+        assert report.metrics["data/missing"] == 0
+        assert report.metrics["data/denominator_sequences"] == config.batch.size
