@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from leeway.cli_cluster import model_app, scale_app, status
 from leeway.errors import EXIT_FAILED, EXIT_INTERRUPTED, LeewayError, UsageError
 
 app = typer.Typer(
@@ -25,6 +26,10 @@ config_app = typer.Typer(help="The configuration of a run.", no_args_is_help=Tru
 app.add_typer(config_app, name="config")
 corrections_app = typer.Typer()
 app.add_typer(corrections_app, name="corrections")
+
+app.add_typer(model_app, name="model")
+app.add_typer(scale_app, name="scale")
+app.command()(status)
 
 Sets = Annotated[
     list[str] | None,

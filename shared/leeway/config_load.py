@@ -17,7 +17,14 @@ from leeway.config import RunConfig
 from leeway.errors import UsageError
 
 ENV_PREFIX = "LEEWAY_"
-RESERVED_ENV = {"LEEWAY_CACHE_DIR"}
+RESERVED_ENV = {
+    "LEEWAY_CACHE_DIR",
+    # what a pod is told about its place
+    "LEEWAY_RUN",
+    "LEEWAY_RELEASE",
+    "LEEWAY_REDIS_URL",
+    "LEEWAY_REDIS_PASSWORD",
+}
 
 
 class ConfigError(UsageError):

@@ -8,7 +8,11 @@ import logging
 import os
 import signal
 import sys
+from urllib.parse import quote
 
+from leeway.errors import EXIT_INTERRUPTED
+
+PASSWORD_ENV = "LEEWAY_REDIS_PASSWORD"
 PR_SET_PDEATHSIG = 1
 
 
@@ -46,6 +50,15 @@ def setup_logging(level: str, name: str) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
+def exit_on_sigterm() -> None:
+    """End at once on SIGTERM, until the service handles it itself.
+
+    The first process of a container has no default for it: a pod that is stopped while it loads a model would
+    run into its grace period.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))
+
+
 def limit_threads(count: int | None) -> None:
     """Set the thread count of the numeric libraries; call it before they are imported."""
     if count:
@@ -54,6 +67,20 @@ def limit_threads(count: int | None) -> None:
 
 
 def secret(value: str) -> str:
-    """`env:NAME` stands for the environment variable NAME, so that no secret shows in a process list."""
+    """`env:NAME` stands for the environment variable NAME, so that no secret shows in a process list.
+
+    A URL there that has no password gets the one in PASSWORD_ENV, whatever characters that has.
+    """
     name = value.removeprefix("env:")
-    return os.environ[name] if name != value else value
+    if name == value:
+        return value
+    return with_password(os.environ[name], os.environ.get(PASSWORD_ENV))
+
+
+def with_password(url: str, password: str | None) -> str:
+    """`url` with `password` (percent-encoded) where it has none: redis://host -> redis://:password@host."""
+    scheme, separator, rest = url.partition("://")
+    user, _, place = rest.rpartition("@")
+    if not password or ":" in user:
+        return url
+    return f"{scheme}{separator}{user}:{quote(password, safe='')}@{place}"

@@ -41,6 +41,8 @@ MANUAL_FIELD = "manual_resync"
 """Field of the hash `state` that asks for a resync; the controller removes it with its verdict."""
 KEYFRAME_FIELD = "manual_keyframe"
 """Field of the hash `state` that asks for the next version in full; the trainer removes it."""
+SCALE_FIELD = "samplers_wanted"
+"""Field of the hash `state` that tells the local launcher how many samplers to run."""
 LOST = (redis.ConnectionError, redis.TimeoutError)
 T = TypeVar("T")
 

@@ -12,6 +12,7 @@ exactly there.
 from __future__ import annotations
 
 import logging
+import queue
 import time
 from collections.abc import Callable
 from typing import Any, cast
@@ -19,7 +20,7 @@ from typing import Any, cast
 import redis
 
 from leeway.config import RunConfig
-from leeway.errors import StalledError
+from leeway.errors import LeewayError, StalledError
 from leeway.messages import (
     Event,
     EventHeader,
@@ -54,12 +55,23 @@ from leeway_controller.state import ControllerState, decide, decide_commit, live
 log = logging.getLogger(__name__)
 
 STATE_FIELD = "controller"
+TERM_FIELD = "controller_term"
+"""Counts controllers of the run; only the newest may write."""
+WRITE_ATTEMPTS = 100
+CLAIM_EVERY_S = 2.0
 Encoder = Callable[[int], list[int]]
 """Token ids of the prompt of a data set's item."""
 
 
+class DeposedError(LeewayError):
+    """A newer controller works on the run; this one has written nothing since."""
+
+
 class Controller:
-    """One run's controller. `encode_item` gives prompt ids; `size` is the data set's number of items."""
+    """One run's controller. `encode_item` gives prompt ids; `size` is the data set's number of items.
+
+    `stay`: do not end when the trainer has finished; it may be started again with more steps.
+    """
 
     def __init__(
         self,
@@ -69,20 +81,29 @@ class Controller:
         encode_item: Encoder,
         size: int,
         checks: Checks | None = None,
+        *,
+        stay: bool = False,
     ) -> None:
         self.checks = checks
         self.client, self.keys, self.config = client, keys, config
         self.encode_item, self.size = encode_item, size
         self.budget_s = config.redis.reconnect_s
+        self.stay = stay
+        # Before the state is read: from here on an older controller cannot change it.
+        self.term = self._retry(lambda: client.hincrby(keys.state, TERM_FIELD, 1), "counting controllers")
         self.state = self._load_state()
-        self.reports = Consumer(client, keys.reports, REPORTS_GROUP, "controller", budget_s=self.budget_s)
+        name = f"controller-{self.term}"
+        self.reports = Consumer(client, keys.reports, REPORTS_GROUP, name, budget_s=self.budget_s)
+        self.claimed_at = float("-inf")
         for stream, group in ((keys.tickets, TICKETS_GROUP), (keys.rollouts, ROLLOUTS_GROUP)):
             Consumer(client, stream, group, "controller", budget_s=self.budget_s)  # creates stream and group
         self.manifests = Tail(client, keys.weights, budget_s=self.budget_s)
         self.fences: dict[str, str] = self._load_fences()
         self.seen: set[str] = set()
-        self.progress_at = time.monotonic()
+        self.progress_at = self.ticked_at = time.monotonic()
         self.stopping = False
+        self.lost: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        """(sampler, why) of samplers that are known to be gone."""
 
     # -- state ---------------------------------------------------------------------------------------------
 
@@ -102,9 +123,22 @@ class Controller:
 
         def write() -> None:
             with self.client.pipeline(transaction=True) as pipe:
-                effects(pipe)
-                pipe.hset(self.keys.state, STATE_FIELD, state.model_dump_json())
-                pipe.execute()
+                for _ in range(WRITE_ATTEMPTS):
+                    pipe.watch(self.keys.state)
+                    term = int(cast(Any, pipe.hget(self.keys.state, TERM_FIELD)) or 0)
+                    if term > self.term:
+                        raise DeposedError(
+                            f"controller {term} of this run has replaced this one ({self.term})"
+                        )
+                    pipe.multi()
+                    effects(pipe)
+                    pipe.hset(self.keys.state, STATE_FIELD, state.model_dump_json())
+                    try:
+                        pipe.execute()
+                        return
+                    except redis.WatchError:
+                        continue  # another field changed: an epoch, a request for a resync
+            raise redis.ConnectionError("the state changed under every attempt to write it")
 
         self._retry(write, "writing the state")
         self.state = state
@@ -118,12 +152,13 @@ class Controller:
 
     def run(self) -> None:
         """Until the trainer reports that it finished, or `stopping` is set. Raises StalledError."""
-        while not (self.state.finished or self.stopping):
+        while not self.stopping and (self.stay or not self.state.finished):
             self.tick(block_s=0.2)
+            self.ticked_at = time.monotonic()
 
     def tick(self, block_s: float = 0.0) -> None:
         """One pass; waits up to `block_s` for a report."""
-        for entry in self.reports.read(100, block_s):
+        for entry in [*self._left_reports(), *self.reports.read(100, block_s)]:
             self._on_report(entry)
         for entry in self.manifests.read(block_s=None):
             self._on_manifest(entry)
@@ -133,6 +168,16 @@ class Controller:
         if self.checks:
             self.checks.poll(self.statuses())
         self._check_progress()
+
+    def _left_reports(self) -> list[Entry]:
+        """Reports that an older controller took and did not answer: at the start, and now and then, since it
+        may have taken one while it was being replaced.
+        """
+        first, now_s = self.claimed_at < 0, time.monotonic()
+        if now_s - self.claimed_at < CLAIM_EVERY_S:
+            return []
+        self.claimed_at = now_s
+        return self.reports.claim_stale(0.0 if first else CLAIM_EVERY_S, 1000)
 
     def _on_report(self, entry: Entry) -> None:
         try:
@@ -200,7 +245,16 @@ class Controller:
     def _remove(self, sampler: str) -> None:
         self._retry(lambda: self.client.hdel(self.keys.samplers, sampler), "removing a sampler")
 
+    def _forget_lost(self) -> None:
+        while not self.lost.empty():
+            name, why = self.lost.get()
+            if name in self.seen:
+                self._event("warning", "sampler_lost", f"sampler {name}: {why}", sampler=name)
+                self._remove(name)
+                self.seen.discard(name)
+
     def _watch_samplers(self) -> None:
+        self._forget_lost()
         live, silent = live_samplers(self.statuses(), now(), self.config.sync.ticket_idle_s)
         for status in silent:
             self._event(
@@ -273,7 +327,7 @@ class Controller:
 
     def _check_progress(self) -> None:
         stalled = time.monotonic() - self.progress_at
-        if stalled < self.config.sync.stall_timeout_s:
+        if self.state.finished or stalled < self.config.sync.stall_timeout_s:
             return
         state = self.state
         names = ", ".join(

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from leeway.errors import EXIT_FAILED, LeewayError
-from leeway.process import secret, service_parser, setup_logging
+from leeway.process import exit_on_sigterm, secret, service_parser, setup_logging
 
 if TYPE_CHECKING:
     import redis
@@ -30,6 +30,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
+    exit_on_sigterm()
     from leeway.config_load import load_config
     from leeway.streams import connect
 

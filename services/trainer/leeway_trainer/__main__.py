@@ -7,32 +7,44 @@ import logging
 import os
 import signal
 import sys
-from contextlib import suppress
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from leeway.errors import EXIT_OK, LeewayError
-from leeway.process import limit_threads, secret, service_parser, setup_logging
+from leeway.process import exit_on_sigterm, limit_threads, secret, service_parser, setup_logging
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = service_parser("leeway_trainer", "Trains the policy on rollouts.")
     parser.add_argument("--out", required=True, type=Path, help="output directory of the run")
-    parser.add_argument("--resume", type=Path, help="checkpoint, or a run's output directory")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        help="checkpoint, a run's directory, or auto: --out once it has a checkpoint",
+    )
+    parser.add_argument("--stay", action="store_true", help="wait for SIGTERM when the run is finished")
+    parser.add_argument("--port", type=int, default=0, help="port of /healthz and /readyz; 0: none")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
+    exit_on_sigterm()
     from leeway.config_load import load_config
+    from leeway.health import Health, serve_health
 
     log = logging.getLogger("leeway_trainer")
     client = keys = None
+    health, stack = Health(), ExitStack()
     try:
         config = load_config(args.config, environ={})
         rank = int(os.environ.get("RANK", "0"))
         setup_logging(config.telemetry.log_level, f"trainer-{rank}")
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         limit_threads(config.trainer.cpu_threads)
+        if args.port and os.environ.get("LOCAL_RANK", "0") == "0":
+            stack.enter_context(serve_health(health, args.port))
         from leeway.streams import Keys, connect
 
         keys = Keys(args.run)
@@ -52,11 +64,12 @@ def main(argv: list[str] | None = None) -> int:
 
         patience_s = max(config.sync.stall_timeout_s, config.sampler.start_timeout_s) + 600
         ranks = start_ranks(config.trainer.device, config.trainer.ranks, patience_s)
-        place = Place(args.model or config.model.name, args.out, keys, client, args.resume)
+        place = Place(args.model or config.model.name, args.out, keys, client, resume_from(args))
         try:
             trainer = Trainer(config, ranks, place)
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: setattr(trainer, "stopping", True))
+            trainer.on_start = lambda: health.ready.update(ready=True)
             trainer.run()
         except StoppedError:
             raise
@@ -68,10 +81,23 @@ def main(argv: list[str] | None = None) -> int:
                         post_refused(client, keys, str(error), source="trainer", budget_s=2.0)
             raise
         stop_ranks()
+        if args.stay:
+            log.info("the run is finished; waiting to be stopped")
+            while not trainer.stopping:
+                time.sleep(0.5)
     except LeewayError as error:
         log.error("%s", error)
         return error.exit_code
+    finally:
+        stack.close()
     return EXIT_OK
+
+
+def resume_from(args: argparse.Namespace) -> Path | None:
+    """Where to resume: with --resume auto the output directory, once it has a checkpoint."""
+    if args.resume != Path("auto"):
+        return args.resume
+    return args.out if (args.out / "checkpoints" / "latest").exists() else None
 
 
 if __name__ == "__main__":

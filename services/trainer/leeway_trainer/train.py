@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -86,6 +86,8 @@ class Trainer:
     def __init__(self, config: RunConfig, ranks: Ranks, place: Place) -> None:
         self.config, self.ranks, self.place = config, ranks, place
         self.stopping = False
+        self.on_start: Callable[[], object] = lambda: None
+        """Called on every rank once the weights are published and training begins."""
         model = load_policy_model(
             place.model,
             dtype=DTYPES[config.trainer.dtype],
@@ -122,6 +124,7 @@ class Trainer:
         """
         self.publish(self.version)
         self._report("started", self.next_batch)
+        self.on_start()
         while self.next_batch < self.config.trainer.steps:
             step = self.next_batch
             rollouts = self.next_rollouts()

@@ -29,22 +29,29 @@ def prepare_model(
     task: TaskConfig | None = None,
     seed: int = 0,
     progress: Progress = _silent,
+    tokenizer_only: bool = False,
 ) -> Path:
     """A directory with configuration, tokenizer and safetensors of the model that `config` names.
 
     What is made here is cached under `cache_dir` (default: `default_cache_dir()`). `task` and `seed` matter
-    only for `tiny`, which is warmed up on that task. `progress` gets short lines of text.
+    only for `tiny`, which is warmed up on that task. `progress` gets short lines of text. `tokenizer_only`
+    leaves the weights of a model on the hub where they are.
     ModelError says what cannot be had, and why.
     """
     cache = default_cache_dir() if cache_dir is None else Path(cache_dir)
     try:
-        return _prepare(config, cache, task, seed, progress)
+        return _prepare(config, cache, task, seed, progress, tokenizer_only)
     except OSError as error:
         raise ModelError(f"model.name {config.name}: {error} (the cache is {cache})") from error
 
 
 def _prepare(
-    config: ModelConfig, cache: Path, task: TaskConfig | None, seed: int, progress: Progress
+    config: ModelConfig,
+    cache: Path,
+    task: TaskConfig | None,
+    seed: int,
+    progress: Progress,
+    tokenizer_only: bool,
 ) -> Path:
     if config.params and config.name != "tiny":
         raise ModelError(f"model.params are for the model tiny only; model.name is {config.name!r}")
@@ -58,10 +65,10 @@ def _prepare(
         if task is None:
             raise ModelError("model.name tiny needs a task: it is warmed up on the task's items")
         return prepare_tiny(config, task, seed, cache, progress)
-    return _find_pretrained(config.name, progress)
+    return _find_pretrained(config.name, progress, tokenizer_only)
 
 
-def _find_pretrained(name: str, progress: Progress) -> Path:
+def _find_pretrained(name: str, progress: Progress, tokenizer_only: bool) -> Path:
     directory = Path(name).expanduser()
     if directory.is_dir():
         return _check_dir(directory)
@@ -74,7 +81,7 @@ def _find_pretrained(name: str, progress: Progress) -> Path:
             f"model.name: {name!r} is neither built in nor a directory; {hint}expected "
             f"{', '.join(BUILT_IN)}, a directory in Hugging Face format, or a hub id such as Qwen/Qwen3-0.6B"
         )
-    return _download(name, progress)
+    return _download(name, progress, tokenizer_only)
 
 
 def _check_dir(directory: Path) -> Path:
@@ -105,12 +112,14 @@ def _check_contents(directory: Path) -> None:
             raise ModelError(f"model.name: {path} cannot be read: {error}") from error
 
 
-def _download(hub_id: str, progress: Progress) -> Path:
+def _download(hub_id: str, progress: Progress, tokenizer_only: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     progress(f"{hub_id}: fetching from the Hugging Face hub")
-    patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+    patterns = ["*.json", "*.txt", "*.model", "*.jinja"]
+    if not tokenizer_only:
+        patterns.append("*.safetensors")
     try:
         path = snapshot_download(hub_id, allow_patterns=patterns, etag_timeout=10)
     except (HfHubHTTPError, HFValidationError, OSError) as error:
@@ -119,4 +128,4 @@ def _download(hub_id: str, progress: Progress) -> Path:
             f"model.name: {hub_id!r} is no directory here and cannot be fetched from the Hugging Face hub "
             f"({type(error).__name__}: {reason})"
         ) from error
-    return _check_dir(Path(path))
+    return Path(path) if tokenizer_only else _check_dir(Path(path))

@@ -1,0 +1,125 @@
+"""What a run does right now, from its streams and, in a cluster, from its pods. For `leeway status`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
+
+import redis
+
+from leeway.kube import PodView
+from leeway.messages import MessageError, Report, SamplerStatus, decode
+from leeway.streams import Keys, now
+
+SHOWN = ("reward/mean", "lag/ess_tok", "lag/ess_seq", "lag/age", "grad_norm", "time/step_s")
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """`current`: the version that samplers hold; None: none yet. `step`: steps done."""
+
+    run: str
+    known: bool
+    epoch: int = -1
+    step: int = 0
+    current: int | None = None
+    pending: int | None = None
+    awaiting: int | None = None
+    finished: bool = False
+    tickets: int = 0
+    samplers: list[SamplerStatus] = field(default_factory=list)
+    metrics: dict[str, float | str | None] = field(default_factory=dict)
+
+    @property
+    def going(self) -> bool:
+        """Weights are published and at least one sampler holds them, or the run is finished."""
+        return self.finished or (self.current is not None and any(s.ready for s in self.samplers))
+
+
+def read_status(client: redis.Redis, keys: Keys) -> RunStatus:
+    """What the run's keys say. Raises RedisError."""
+    raw = cast(Any, client.hgetall(keys.state))
+    if not raw:
+        return RunStatus(run=keys.run, known=False)
+    state = json.loads(raw.get(b"controller") or "{}")
+    hashes = cast(Any, client.hgetall(keys.samplers))
+    samplers = sorted(
+        (SamplerStatus.model_validate_json(v) for v in hashes.values()), key=lambda s: s.sampler
+    )
+    return RunStatus(
+        run=keys.run,
+        known=True,
+        epoch=state.get("epoch", -1),
+        step=state.get("next_step", 0),
+        current=state.get("current"),
+        pending=state.get("pending"),
+        awaiting=state.get("awaiting"),
+        finished=state.get("finished", False),
+        tickets=int(cast(Any, client.xlen(keys.tickets))),
+        samplers=samplers,
+        metrics=_last_metrics(client, keys),
+    )
+
+
+def _last_metrics(client: redis.Redis, keys: Keys) -> dict[str, float | str | None]:
+    for _, fields in cast(Any, client.xrevrange(keys.reports, count=10)):
+        try:
+            header = decode(Report, fields).header
+        except MessageError:
+            continue
+        if header.event == "step":
+            return {name: header.metrics[name] for name in SHOWN if name in header.metrics}
+    return {}
+
+
+def describe(status: RunStatus | None, pods: Sequence[PodView] | None) -> list[str]:
+    """Lines of text."""
+    lines = [] if status is None else _describe_run(status)
+    for pod in pods or ():
+        state = "ready" if pod.ready else "not ready"
+        restarts = f", {pod.restarts} restarts" if pod.restarts else ""
+        reason = f": {pod.reason}" if pod.reason else ""
+        lines.append(f"pod {pod.name}  {pod.phase}, {state}{restarts}{reason}")
+    if pods is not None and not pods:
+        lines.append("no pods")
+    return lines
+
+
+def _describe_run(status: RunStatus) -> list[str]:
+    if not status.known:
+        return [f"run {status.run}: nothing on this server yet; neither controller nor trainer has started"]
+    what = "finished" if status.finished else "training" if status.current is not None else "starting"
+    lines = [f"run {status.run}: {what}, {status.step} steps done (run epoch {status.epoch})"]
+    version = "none yet" if status.current is None else str(status.current)
+    waits = [
+        f"version {status.awaiting} is awaited from the trainer" if status.awaiting is not None else "",
+        f"version {status.pending} is on its way to the samplers" if status.pending is not None else "",
+    ]
+    lines.append("; ".join([f"weights: version {version}", *filter(None, waits)]))
+    lines.append(f"tickets: {status.tickets} waiting or in work")
+    if status.metrics:
+        lines.append("last step: " + "  ".join(_metric(k, v) for k, v in status.metrics.items()))
+    for sampler in status.samplers:
+        ready = "ready" if sampler.ready else "not ready"
+        error = f": {sampler.error}" if sampler.error else ""
+        lines.append(
+            f"sampler {sampler.sampler}  {ready}, version {sampler.version}, {sampler.inflight} in flight, "
+            f"{sampler.tickets} done, heartbeat {now() - sampler.heartbeat:.0f} s ago{error}"
+        )
+    if not status.samplers:
+        lines.append("no samplers have joined")
+    return lines
+
+
+def _metric(name: str, value: float | str | None) -> str:
+    return f"{name} {value:.4g}" if isinstance(value, (int, float)) else f"{name} {value}"
+
+
+def as_json(status: RunStatus | None, pods: Sequence[PodView] | None) -> str:
+    """One JSON object."""
+    run = asdict(status) if status else None
+    if run is not None and status is not None:
+        run["samplers"] = [s.model_dump() for s in status.samplers]
+    return json.dumps({"run": run, "pods": None if pods is None else [asdict(pod) for pod in pods]})
