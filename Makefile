@@ -20,7 +20,7 @@ PYTEST_ARGS ?=
 UV_LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
 	--annotation-style line
 
-.PHONY: help setup quickstart test test-slow test-cluster lint format bench docs images lock clean
+.PHONY: help setup quickstart test test-slow test-cluster lint format bench docs chart images lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -31,7 +31,12 @@ $(VENV)/.stamp-deps: requirements/cpu.lock requirements/torch-cpu.txt scripts/se
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_INDEX="$(TORCH_INDEX)" scripts/setup.sh deps
 	@touch $@
 
-$(VENV)/.stamp-project: $(VENV)/.stamp-deps pyproject.toml
+$(VENV)/.stamp-tools: $(VENV)/.stamp-deps requirements/chart-tools.txt scripts/chart_tools.py
+	@rm -rf "$(VENV)/chart-tools"
+	@$(BIN)/python scripts/chart_tools.py "$(VENV)/chart-tools"
+	@touch $@
+
+$(VENV)/.stamp-project: $(VENV)/.stamp-deps $(VENV)/.stamp-tools pyproject.toml
 	@VENV="$(VENV)" scripts/setup.sh project
 	@touch $@
 
@@ -54,8 +59,6 @@ test-slow: setup ## the tests that take longer
 	@$(BIN)/pytest -m "slow and not gpu and not cluster" $(PYTEST_ARGS)
 
 test-cluster: setup ## the tests that need a Kubernetes cluster
-	@if ! grep -rqs "pytest.mark.cluster" tests; then \
-		echo "make test-cluster: no cluster tests yet; they come with the Helm chart." >&2; exit 1; fi
 	@$(BIN)/pytest -m cluster $(PYTEST_ARGS)
 
 bench: setup ## run the benchmarks
@@ -63,6 +66,9 @@ bench: setup ## run the benchmarks
 		echo "make bench: no benchmarks yet; benchmarks/bench_*.py are run one by one once there are any." >&2; \
 		exit 1; fi
 	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+chart: setup ## write the chart's schema, default values and README again
+	@$(BIN)/python charts/schema/build.py
 
 docs: ## check that the documentation builds
 	@if [ ! -f docs/build.py ]; then \

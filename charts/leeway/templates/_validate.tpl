@@ -39,6 +39,15 @@
 {{- if and .Values.telemetry.podMonitor.enabled .Values.telemetry.serviceMonitor.enabled -}}
 {{- fail "telemetry.podMonitor.enabled and telemetry.serviceMonitor.enabled are both true: every pod would be scraped twice" -}}
 {{- end -}}
+{{- $limit := dig "limits" "memory" "" .Values.redis.resources -}}
+{{- if and .Values.redis.enabled $limit -}}
+{{- $number := regexFind "^[0-9]+" $limit | int -}}
+{{- $mebibytes := dict "Mi" $number "Gi" (mul 1024 $number) "Ti" (mul 1048576 $number) "M" (div (mul $number 1000000) 1048576) "G" (div (mul $number 1000000000) 1048576) -}}
+{{- $have := get $mebibytes (regexFind "[A-Za-z]+$" $limit) -}}
+{{- if and $have (lt (int $have) (div (mul 5 (int .Values.redis.maxmemoryMiB)) 4 | int)) -}}
+{{- fail (printf "redis.resources.limits.memory=%s is too little for redis.maxmemoryMiB=%d: rewriting the append-only file needs a quarter more, better half" $limit (int .Values.redis.maxmemoryMiB)) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.data.existingClaim .Values.data.configMap -}}
 {{- fail "data.existingClaim and data.configMap are both set: /data is one of them" -}}
 {{- end -}}

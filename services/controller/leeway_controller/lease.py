@@ -29,9 +29,16 @@ class Leadership:
         from kubernetes.leaderelection import electionconfig, leaderelection
         from kubernetes.leaderelection.resourcelock.leaselock import LeaseLock
 
+        class Lock(LeaseLock):
+            closed = False
+
+            def update(self, name: str, namespace: str, updated_record: Any) -> Any:
+                # The election's thread cannot be stopped; it must not take back what was given back.
+                return not self.closed and super().update(name, namespace, updated_record)
+
         logging.getLogger("leaderelection").setLevel(logging.WARNING)
         self.leading, self.lost = threading.Event(), threading.Event()
-        self._lock = LeaseLock(name, namespace, identity)
+        self._lock = Lock(name, namespace, identity)
         config = electionconfig.Config(
             self._lock,
             lease_duration=lease_s,
@@ -60,3 +67,4 @@ class Leadership:
         if self.leading.is_set() and not self.lost.is_set() and record is not None:
             record.holder_identity = None
             self._lock.update(self._lock.name, self._lock.namespace, record)
+            self._lock.closed = True
