@@ -1,5 +1,7 @@
 """`make docs`: write docs/configuration.md from RunConfig and check the links between the pages.
 
+The Helm chart's schema, which holds RunConfig as well, is written with it (charts/schema/build.py).
+
 With --check nothing is written; the exit status is 1 when the page is not what would be written.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -89,14 +92,16 @@ def main() -> int:
     broken = broken_links()
     for link in broken:
         print(f"broken link: {link}", file=sys.stderr)
+    chart = [sys.executable, str(ROOT / "charts" / "schema" / "build.py"), *sys.argv[1:]]
+    stale_chart = subprocess.run(chart, check=False).returncode
     if "--check" in sys.argv[1:]:
         current = PAGE.exists() and PAGE.read_text(encoding="utf-8") == page
         if not current:
             print("docs/configuration.md is not current: run make docs", file=sys.stderr)
-        return int(bool(broken) or not current)
+        return int(bool(broken) or bool(stale_chart) or not current)
     PAGE.write_text(page, encoding="utf-8")
     print(f"docs/configuration.md written, {len(broken)} broken links")
-    return int(bool(broken))
+    return int(bool(broken) or bool(stale_chart))
 
 
 if __name__ == "__main__":
