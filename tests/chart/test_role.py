@@ -67,7 +67,12 @@ class ApiServer:
         if verb == "list":
             return 200, {"kind": "PodList", "apiVersion": "v1", "items": [pod]}
         if verb in ("create", "update"):
-            self.objects[name or body["metadata"]["name"]] = body
+            name = name or body["metadata"]["name"]
+            held = self.objects.get(name, body)["metadata"].get("resourceVersion")
+            if verb == "update" and body["metadata"].get("resourceVersion") != held:
+                return 409, {"code": 409, "reason": "Conflict"}
+            self.objects[name] = body
+            body["metadata"]["resourceVersion"] = str(int(held or 0) + 1)
         if verb == "get" and name not in self.objects:
             return 404, {"code": 404, "reason": "NotFound"}
         return 200, self.objects.get(name or "", body)

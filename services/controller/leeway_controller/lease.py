@@ -65,6 +65,10 @@ class Leadership:
         """Give the lease back, so that the next one need not wait until it has run out. Best effort."""
         record = self._election.observed_record
         if self.leading.is_set() and not self.lost.is_set() and record is not None:
+            name, namespace = self._lock.name, self._lock.namespace
             record.holder_identity = None
-            self._lock.update(self._lock.name, self._lock.namespace, record)
+            for _ in range(3):  # the thread may renew in between
+                self._lock.get(name, namespace)
+                if self._lock.update(name, namespace, record):
+                    break
             self._lock.closed = True

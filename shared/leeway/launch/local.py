@@ -36,12 +36,13 @@ from leeway.errors import (
     UsageError,
 )
 from leeway.launch.checks import CheckFile
+from leeway.launch.place import Place, published
 from leeway.launch.record import Recorder, write_atomic
 from leeway.launch.services import Service, describe_exit, stop_all
 from leeway.launch.table import View, open_view
 from leeway.messages import Event, Report, ReportHeader, SamplerStatus, Verdict, decode
 from leeway.redis_server import EmbeddedRedis
-from leeway.streams import Keys, RedisUnavailable, Tail, connect, retrying
+from leeway.streams import SCALE_FIELD, Keys, RedisUnavailable, Tail, connect, retrying
 
 REDIS_ENV = "LEEWAY_REDIS_URL"
 POLL_S = 0.2
@@ -161,6 +162,11 @@ def check_ports(config: RunConfig) -> None:
                 ) from exc
 
 
+def plan_samplers(names: list[str], wanted: int) -> tuple[set[str], list[str]]:
+    """(those that go, those that stay): the youngest go first."""
+    return set(names[wanted:]), names[:wanted]
+
+
 class StopRequest:
     """SIGINT, SIGTERM and SIGHUP while it is entered: remembered, and looked at by `check`.
 
@@ -200,6 +206,9 @@ class LocalRun:
         self.run_id = f"{config.name}-{time.strftime('%Y%m%d%H%M%S')}-{os.getpid()}"
         self.keys = Keys(self.run_id)
         self.began = False
+        self.wanted_samplers = config.sampler.replicas
+        self.leaving: list[Service] = []
+        """Samplers that were told to drain and go."""
         self.reward_errors: set[str] = set()
 
     def run(self) -> Result:
@@ -248,6 +257,7 @@ class LocalRun:
         stack.callback(self._delete_keys)
         self.checks = CheckFile(self.client, self.keys, self.out)
         stack.callback(self.checks.close)
+        stack.enter_context(published(self.out, Place(self.run_id, url)))
         model = self._prepare_model()
         self.stop.immediate = False
         write_atomic(self.out / SERVICES_CONFIG, dump_config(self.config))
@@ -319,15 +329,36 @@ class LocalRun:
             ["--resume", str(self.out)] if self.has_checkpoint else []
         )
         self.trainer = self._service("trainer", trainer, env)
-        self.samplers = []
-        for index in range(self.config.sampler.replicas):
-            port = self.config.sampler.http_port
-            argv = [*python, "leeway_sampler", *common, "--id", f"sampler-{index}"]
-            argv += ["--port", str(port + index if port else 0)]
-            restarts = self.config.sampler.max_restarts
-            self.samplers.append(self._service(f"sampler-{index}", argv, env, max_restarts=restarts))
+        self.samplers: list[Service] = []
+        self.sampler_command = [*python, "leeway_sampler", *common], env
+        for _ in range(self.config.sampler.replicas):
+            self._add_sampler()
         for service in self.services:
             service.start()
+
+    def _add_sampler(self) -> Service:
+        argv, env = self.sampler_command
+        index, port = len(self.samplers), self.config.sampler.http_port
+        argv = [*argv, "--id", f"sampler-{index}", "--port", str(port + index if port else 0)]
+        restarts = self.config.sampler.max_restarts
+        self.samplers.append(self._service(f"sampler-{index}", argv, env, max_restarts=restarts))
+        return self.samplers[-1]
+
+    def _scale(self) -> None:
+        """Start or drain samplers as `leeway scale samplers` asked."""
+        raw: Any = self.client.hget(self.keys.state, SCALE_FIELD)
+        wanted = int(raw) if raw else self.wanted_samplers
+        if wanted == self.wanted_samplers:
+            return
+        self.wanted_samplers = wanted
+        going, staying = plan_samplers([s.name for s in self.samplers if s not in self.leaving], wanted)
+        for service in self.samplers:
+            if service.name in going:
+                self.leaving.append(service)
+                service.terminate()
+        for _ in range(wanted - len(staying)):
+            self._add_sampler().start()
+        self.view.note(f"scaled to {wanted} samplers")
 
     def _service(self, name: str, argv: list[str], env: dict[str, str], max_restarts: int = 0) -> Service:
         service = Service(name, argv, self.out / "logs" / f"{name}.log", env, max_restarts)
@@ -351,6 +382,7 @@ class LocalRun:
             if done:
                 return
             self._check_services()
+            self._scale()
             self._show_status(time.monotonic() - began)
             time.sleep(POLL_S)
 
@@ -399,6 +431,8 @@ class LocalRun:
             code = service.poll()
             if code is None or (code == 0 and service is self.controller):
                 continue
+            if service in self.leaving:
+                continue  # it was told to go; a dead one's tickets are claimed by others
             if service is self.trainer:
                 if code == 0:
                     continue
