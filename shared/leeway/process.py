@@ -1,10 +1,9 @@
-"""Small facts about processes that every service shares: no orphans, plain logs."""
+"""Small facts about processes that every service shares."""
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import logging
 import os
 import signal
 import sys
@@ -33,21 +32,9 @@ def service_parser(name: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--config", required=True, help="resolved configuration of the run (YAML)")
     parser.add_argument("--run", required=True, help="name of the run in Redis")
     parser.add_argument("--redis", required=True, help="redis://:password@host:port/db, or env:NAME")
+    parser.add_argument("--metrics-port", type=int, help="port of /metrics (default: telemetry.metrics_port)")
     parser.add_argument("--model", help="model directory (default: model.name of the configuration)")
     return parser
-
-
-def setup_logging(level: str, name: str) -> None:
-    """One line per record on stderr: time, level, service, message."""
-    logging.basicConfig(
-        level=level,
-        format=f"%(asctime)s %(levelname)s {name} %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-        force=True,
-    )
-    for noisy in ("urllib3", "httpx", "filelock", "asyncio"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 def exit_on_sigterm() -> None:

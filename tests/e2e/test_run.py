@@ -6,10 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 from e2e_support import StartRun
+from otlp_receiver import otlp_receiver
+from trace_checks import assert_broadcasts, assert_whole
+
+from leeway.redis_server import free_port
 
 SUMMARY_KEYS = {
     "status", "steps", "method", "model", "seed", "wall_s", "reward", "ess_token", "ess_sequence", "lag_var",
@@ -18,10 +23,28 @@ SUMMARY_KEYS = {
 }  # fmt: skip
 
 
+def scrape(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        return str(response.read(), "utf-8")
+
+
 def test_a_whole_run(start_run: StartRun) -> None:
-    run = start_run("--json")
-    code, output = run.finish()
+    port = free_port()  # and the two after it
+    with otlp_receiver() as receiver:
+        telemetry = {"otlp_endpoint": receiver.http, "metrics_port": port, "log_format": "json"}
+        run = start_run("--json", telemetry=telemetry)
+        run.wait_for(lambda: run.rows(), 200)
+        controller, trainer, sampler = (scrape(port + i) for i in range(3))
+        code, output = run.finish()
     assert code == 0, output
+    assert_whole(receiver, steps=4, responses=16)
+    assert_broadcasts(receiver, versions=2, samplers=1)
+    assert "leeway_controller_batches_issued_total" in controller
+    assert "leeway_trainer_steps_total 1.0" in trainer or "leeway_trainer_steps_total 2.0" in trainer
+    assert 'leeway_sampler_responses_total{outcome="published"}' in sampler
+    for service in ("controller", "trainer", "sampler-0"):
+        lines = (run.out / "logs" / f"{service}.log").read_text().splitlines()
+        assert any(line.startswith('{"time"') and json.loads(line)["message"] for line in lines)
     run.assert_nothing_left()
     summary = run.summary()
     assert summary.keys() >= SUMMARY_KEYS

@@ -15,7 +15,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from leeway.errors import LeewayError
-from leeway.process import secret, service_parser, setup_logging
+from leeway.process import secret, service_parser
+from leeway.telemetry.logs import setup_logging
+from leeway.telemetry.metrics import serve_metrics
+from leeway.telemetry.tracing import start_tracing
 
 if TYPE_CHECKING:
     from leeway_controller.lease import Leadership
@@ -43,7 +46,8 @@ def main(argv: list[str] | None = None) -> int:
         signal.signal(number, lambda *_: stop.set())
     try:
         config = load_config(args.config, environ={})
-        setup_logging(config.telemetry.log_level, "controller")
+        telemetry = config.telemetry
+        setup_logging(telemetry, "controller")
         with ExitStack() as stack:
             health = Health()
             if args.port:
@@ -74,6 +78,9 @@ def main(argv: list[str] | None = None) -> int:
             watch_ends(controller, stop, leadership)
             if args.release:
                 watch_pods(args.release, controller)
+            port = telemetry.metrics_port if args.metrics_port is None else args.metrics_port
+            stack.enter_context(serve_metrics(port))
+            stack.callback(start_tracing(telemetry, "controller", "controller", args.run))
             controller.run()
     except LeewayError as exc:
         log.error("%s", exc)

@@ -15,6 +15,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import redis
@@ -26,7 +27,9 @@ from leeway.messages import (
     EventHeader,
     MessageError,
     Report,
+    ReportHeader,
     SamplerStatus,
+    Ticket,
     Verdict,
     VerdictHeader,
     decode,
@@ -47,7 +50,9 @@ from leeway.streams import (
     now,
     retrying,
 )
+from leeway.telemetry.tracing import messaging, span, traceparent, tracing
 from leeway.weights import parse_manifest
+from leeway_controller import metrics
 from leeway_controller.checks import Checks
 from leeway_controller.plan import plan_batch, plan_tickets
 from leeway_controller.state import ControllerState, decide, decide_commit, live_samplers, plan_issue
@@ -190,6 +195,12 @@ class Controller:
         self.progress_at = time.monotonic()
         if self.checks:
             self.checks.on_report(report)
+        name = "verdict" if report.event == "step" else report.event
+        attributes = {**messaging("process", self.keys.reports), "leeway.step": report.step}
+        with span(name, attributes, kind="consumer", parent=report.traceparent):
+            self._answer(entry, report)
+
+    def _answer(self, entry: Entry, report: ReportHeader) -> None:
         verdict: Verdict | None = None
         state = self.state
         if report.event == "started":
@@ -205,9 +216,14 @@ class Controller:
             state = state.stepped(report, decision)
             verdict = Verdict(
                 VerdictHeader(
-                    epoch=report.epoch, step=report.step, action=decision.action, reason=decision.reason
+                    epoch=report.epoch,
+                    step=report.step,
+                    action=decision.action,
+                    reason=decision.reason,
+                    traceparent=traceparent(),
                 )
             )
+            metrics.verdict(decision, report)
 
         def effects(pipe: Any) -> None:
             if verdict is not None:
@@ -256,6 +272,7 @@ class Controller:
     def _watch_samplers(self) -> None:
         self._forget_lost()
         live, silent = live_samplers(self.statuses(), now(), self.config.sync.ticket_idle_s)
+        metrics.observe(self.state, live)
         for status in silent:
             self._event(
                 "warning",
@@ -304,6 +321,13 @@ class Controller:
             self._retry(lambda: self.client.hdel(self.keys.fences, sampler), "lifting a fence")
 
     def _issue(self, batch: int) -> None:
+        state = self.state
+        attributes = {"leeway.batch": batch, "leeway.version": state.current, "leeway.epoch": state.epoch}
+        with span("plan batch", attributes, root=True):
+            self._write_tickets(batch)
+        metrics.BATCHES.inc()
+
+    def _write_tickets(self, batch: int) -> None:
         config, state = self.config, self.state
         items = plan_batch(self.size, config.seed, batch, config.batch.prompts)
         assert state.current is not None
@@ -318,12 +342,27 @@ class Controller:
             max_new_tokens=config.sampling.max_new_tokens,
         )
 
+        tickets = [self._traced(ticket) for ticket in tickets]
+
         def effects(pipe: Any) -> None:
             for ticket in tickets:
                 add_fields(pipe, self.keys.tickets, encode(ticket))
 
         self._commit(state.issued(batch), effects)
         log.debug("batch %d issued under version %d", batch, state.current)
+
+    def _traced(self, ticket: Ticket) -> Ticket:
+        """The ticket with the context of a span of its own, which everything done for it is below."""
+        if not tracing():
+            return ticket
+        header = ticket.header
+        attributes = {
+            **messaging("send", self.keys.tickets, header.ticket_id),
+            "leeway.batch": header.batch,
+            "leeway.version": header.version,
+        }
+        with span("ticket", attributes, kind="producer"):
+            return replace(ticket, header=header.model_copy(update={"traceparent": traceparent()}))
 
     def _check_progress(self) -> None:
         stalled = time.monotonic() - self.progress_at

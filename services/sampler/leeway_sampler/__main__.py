@@ -11,7 +11,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from leeway.errors import EXIT_FAILED, LeewayError
-from leeway.process import exit_on_sigterm, secret, service_parser, setup_logging
+from leeway.process import exit_on_sigterm, secret, service_parser
+from leeway.telemetry.logs import setup_logging
+from leeway.telemetry.metrics import serve_metrics
+from leeway.telemetry.tracing import start_tracing
 
 if TYPE_CHECKING:
     import redis
@@ -36,13 +39,21 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         config = load_config(args.config, environ={})
-        setup_logging(config.telemetry.log_level, args.id)
+        telemetry = config.telemetry
+        setup_logging(telemetry, args.id)
         url = secret(args.redis)
         client = connect(url, socket_timeout_s=config.redis.socket_timeout_s, wait_s=config.redis.reconnect_s)
         from leeway_sampler.engine import engine_environment
 
         os.environ.update(engine_environment(config))
-        asyncio.run(_serve(args, config, client, url))
+        # Before vLLM, whose spans take the same way; its processes are spawned, not forked.
+        stop_tracing = start_tracing(telemetry, "sampler", args.id, args.run)
+        port = telemetry.metrics_port if args.metrics_port is None else args.metrics_port
+        try:
+            with serve_metrics(port):
+                asyncio.run(_serve(args, config, client, url))
+        finally:
+            stop_tracing()
     except LeewayError as exc:
         log.error("%s", exc)
         return exc.exit_code

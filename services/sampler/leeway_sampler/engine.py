@@ -24,6 +24,7 @@ import redis
 
 from leeway.config import RunConfig, SamplingConfig
 from leeway.errors import LeewayError, UsageError
+from leeway.telemetry.tracing import TRACES_ENDPOINT, traceparent, tracing
 from leeway.weights import WeightManifest, WeightsError
 from leeway_sampler.generation import Generation, Head, build_generation
 from leeway_sampler.plugin import BACKEND, OWNER_ENV, register
@@ -114,6 +115,9 @@ def engine_args(config: RunConfig, model: str, *, cpu: bool, head: int) -> dict[
         "trust_remote_code": config.model.trust_remote_code,
         "disable_log_stats": True,
     }
+    if tracing():
+        # vLLM's spans are made of its statistics, so these must be on.
+        args |= {"otlp_traces_endpoint": os.environ[TRACES_ENDPOINT], "disable_log_stats": False}
     # bfloat16 logits of size 16 are rounded to steps of 0.125, and their log-probs with them.
     overrides = {"head_dtype": "float32", **config.sampler.engine_args.get("hf_overrides", {})}
     if cpu:
@@ -248,11 +252,13 @@ class SamplerEngine:
         params = SamplingParams(**arguments, output_kind=RequestOutputKind.FINAL_ONLY)
         self.bans = banning(params)
         prompt: Any = {"prompt_token_ids": [int(token) for token in prompt_ids]}
+        parent = traceparent()
+        headers = {"traceparent": parent} if parent else None
         self._requests.add(request_id)
         self._idle.clear()
         try:
             output = None
-            async for result in self._llm.generate(prompt, params, request_id):
+            async for result in self._llm.generate(prompt, params, request_id, trace_headers=headers):
                 output = result.outputs[0]
         except _vllm_errors() as exc:
             raise EngineError(f"request {request_id}: vLLM failed: {type(exc).__name__}: {exc}") from exc

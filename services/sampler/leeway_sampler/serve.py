@@ -16,6 +16,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import redis
@@ -24,6 +26,8 @@ from leeway.config import RunConfig
 from leeway.messages import Rollout, RolloutHeader, Ticket, TicketHeader, decode, encode
 from leeway.streams import TICKETS_GROUP, Consumer, Entry, Keys, Tail, add_fields, retrying
 from leeway.tasks import RewardPool
+from leeway.telemetry.tracing import messaging, span, traceparent, tracing
+from leeway_sampler import metrics
 from leeway_sampler.engine import EngineError, GenerationAborted, SamplerEngine
 from leeway_sampler.generation import Generation, LogProbError
 from leeway_sampler.probe import Prober
@@ -166,7 +170,10 @@ class Sampler:
         with self.counters.working():
             began = time.monotonic()
             try:
-                generation = await self._generate(ticket)
+                with generate_span(self.config, ticket) as opened:
+                    generation = await self._generate(ticket)
+                    if opened is not None:
+                        opened.set_attributes(generation_attributes(generation))
             except GenerationAborted as exc:
                 self.counters.generated(exc.tokens, void=True)
                 if self._is_old(ticket.header):
@@ -182,13 +189,19 @@ class Sampler:
                 raise
             seconds = time.monotonic() - began
             text = self.decode_text(generation.token_ids.tolist())
-            reward = await self.rewards.score(ticket.header.item, text)
+            with span(
+                "reward", {"leeway.item": ticket.header.item}, parent=ticket.header.traceparent
+            ) as opened:
+                reward = await self.rewards.score(ticket.header.item, text)
+                if opened is not None:
+                    opened.set_attribute("leeway.reward", reward.value)
             if self._is_old(ticket.header) or self.watcher.fenced:
                 self.counters.generated(generation.token_ids.size, void=True)
                 await (self._void if self._is_old(ticket.header) else self._hand_back)([entry])
                 return
             rollout = build_rollout(ticket, generation, self.name, reward.value, reward.error, seconds)
             await self._publish(entry, rollout)
+            metrics.GENERATE_S.observe(seconds)
             self.counters.generated(generation.token_ids.size)
             self.counters.tickets += 1
 
@@ -231,9 +244,14 @@ class Sampler:
             self._entries.pop(entry_id, None)
 
     async def _publish(self, entry: Entry, rollout: Rollout) -> None:
-        fields = encode(rollout)
-        what = f"publishing rollout {rollout.header.ticket_id}"
-        await self._commit([entry], what, lambda pipe: add_fields(pipe, self.keys.rollouts, fields))
+        header = rollout.header
+        what = f"publishing rollout {header.ticket_id}"
+        attributes = messaging("send", self.keys.rollouts, header.ticket_id)
+        with span("publish", attributes, kind="producer", parent=header.traceparent):
+            if tracing():  # what follows from the rollout follows from this span
+                header = header.model_copy(update={"traceparent": traceparent()})
+            fields = encode(replace(rollout, header=header))
+            await self._commit([entry], what, lambda pipe: add_fields(pipe, self.keys.rollouts, fields))
 
     async def _void(self, entries: list[Entry]) -> None:
         self.counters.tickets_voided += len(entries)
@@ -272,6 +290,7 @@ class Sampler:
 
     async def _attest(self, error: str | None) -> None:
         self.counters.error = error
+        metrics.observe(self.counters, self.ready, self.engine.version)
         engine = self.engine
         held = (engine.epoch, engine.version, engine.digest)
         status = self.counters.status(self.name, ready=self.ready, version=held, watcher=self.watcher)
@@ -323,6 +342,32 @@ class Sampler:
             what="leaving",
         )
         log.info("left after %d responses of %d tokens", self.counters.tickets, self.counters.tokens)
+
+
+def generate_span(config: RunConfig, ticket: Ticket) -> AbstractContextManager[Any]:
+    """The span of a response's generation; vLLM's own come below it."""
+    header = ticket.header
+    attributes = {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "vllm",
+        "gen_ai.request.model": config.model.name,
+        "gen_ai.request.temperature": config.sampling.temperature,
+        "gen_ai.request.max_tokens": header.max_new_tokens,
+        "gen_ai.request.seed": header.seed,
+        "gen_ai.usage.input_tokens": int(ticket.prompt_ids.size),
+        "leeway.ticket": header.ticket_id,
+        "leeway.batch": header.batch,
+        "leeway.version": header.version,
+    }
+    return span("generate", attributes, kind="consumer", parent=header.traceparent)
+
+
+def generation_attributes(generation: Generation) -> dict[str, Any]:
+    """What is known of a response once it is drawn."""
+    return {
+        "gen_ai.usage.output_tokens": int(generation.token_ids.size),
+        "gen_ai.response.finish_reasons": [generation.finish_reason],
+    }
 
 
 def build_rollout(

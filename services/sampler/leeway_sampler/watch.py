@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 from leeway.streams import Tail
+from leeway.telemetry.tracing import span
 from leeway.weights import VersionKey, WeightManifest, WeightsError, parse_manifest
+from leeway_sampler import metrics
 from leeway_sampler.engine import SamplerEngine
 
 log = logging.getLogger(__name__)
@@ -110,7 +113,11 @@ class WeightWatcher:
         if self.fenced:
             self._engine.store.forget()
         # What is in flight belongs to a batch that is void from now on.
-        await self._engine.apply_weights(manifest, inflight="abort", budget_s=self._budget_s)
+        attributes = {"leeway.version": manifest.version, "leeway.epoch": manifest.epoch}
+        began = time.monotonic()
+        with span("apply weights", attributes, kind="consumer", links=[manifest.traceparent], root=True):
+            await self._engine.apply_weights(manifest, inflight="abort", budget_s=self._budget_s)
+        metrics.APPLY_S.observe(time.monotonic() - began)
         log.info("holds weights version %d (epoch %d)", manifest.version, manifest.epoch)
         self.passed, self.stuck = fence, None
         if not self.fenced:

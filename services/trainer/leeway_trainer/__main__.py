@@ -12,7 +12,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from leeway.errors import EXIT_OK, LeewayError
-from leeway.process import exit_on_sigterm, limit_threads, secret, service_parser, setup_logging
+from leeway.process import exit_on_sigterm, limit_threads, secret, service_parser
+from leeway.telemetry.logs import setup_logging
+from leeway.telemetry.metrics import serve_metrics
+from leeway.telemetry.tracing import start_tracing
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -40,7 +43,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = load_config(args.config, environ={})
         rank = int(os.environ.get("RANK", "0"))
-        setup_logging(config.telemetry.log_level, f"trainer-{rank}")
+        telemetry = config.telemetry
+        setup_logging(telemetry, f"trainer-{rank}")
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         limit_threads(config.trainer.cpu_threads)
         if args.port and os.environ.get("LOCAL_RANK", "0") == "0":
@@ -69,6 +73,13 @@ def main(argv: list[str] | None = None) -> int:
             trainer = Trainer(config, ranks, place)
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: setattr(trainer, "stopping", True))
+            if rank == 0:
+                port = telemetry.metrics_port if args.metrics_port is None else args.metrics_port
+                stack.enter_context(serve_metrics(port))
+                stop_tracing = start_tracing(
+                    telemetry, "trainer", "trainer", args.run, links=config.batch.size
+                )
+                stack.callback(stop_tracing)
             trainer.on_start = lambda: health.ready.update(ready=True)
             trainer.run()
         except StoppedError:

@@ -20,6 +20,7 @@ import torch
 from leeway.config import RunConfig
 from leeway.messages import SamplerStatus
 from leeway.streams import KEYFRAME_FIELD, Keys, now, retrying
+from leeway.telemetry.tracing import traceparent
 from leeway.weights import (
     VersionKey,
     WeightManifest,
@@ -167,6 +168,7 @@ class Broadcaster:
                 base=base,
                 wire_dtype=self.config.weights.dtype,
                 chunk_bytes=self.config.weights.chunk_bytes,
+                traceparent=traceparent(),
                 limit_bytes=min((limit for limit in limits if limit is not None), default=None),
                 budget_s=self.budget_s,
             )

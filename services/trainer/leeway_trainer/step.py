@@ -36,6 +36,7 @@ from leeway.corrections.lag import k3
 from leeway.corrections.methods import tail_clip
 from leeway.corrections.primitives import tail_kappa
 from leeway.messages import Rollout
+from leeway.telemetry.tracing import span
 from leeway_trainer.batch import MicroBatch, build_micro_batch, input_length, plan_micro_batches
 from leeway_trainer.head import TailQuery
 from leeway_trainer.policy import NonFiniteError
@@ -67,9 +68,10 @@ def train_step(
     batches = micro_batches(policy, rollouts, config)
     with_tail = config.correction.needs_head and config.correction.head_tail == "sync"
     scores: list[PolicyOutput] = []
-    for batch in batches:
-        pause()
-        scores.append(snapshot.score(batch, with_tail))
+    with span("score", {"leeway.micro_batches": len(batches)}):
+        for batch in batches:
+            pause()
+            scores.append(snapshot.score(batch, with_tail))
     scored = time.monotonic()
     per_response = response_advantages(rollouts, config)
     counts = denominators(rollouts, config)
@@ -82,26 +84,29 @@ def train_step(
     plan = None
     if METHODS[method].plan is not None:
         before = _Totals()
+        with span("plan"):
+            for i, batch in enumerate(batches):
+                pause()
+                before.add(tokens_of(i, policy.score(batch)))
+            plan = plan_batch(method, global_batch(policy, before.rows, counts), correction)
+    totals = _Totals()
+    with span("forward_backward", {"leeway.tokens": counts.tokens}):
         for i, batch in enumerate(batches):
             pause()
-            before.add(tokens_of(i, policy.score(batch)))
-        plan = plan_batch(method, global_batch(policy, before.rows, counts), correction)
-    totals = _Totals()
-    for i, batch in enumerate(batches):
-        pause()
-        with snapshot.output_layer() if with_tail else nullcontext():
-            tail = (
-                tail_query(batch, scores[i], snapshot.head, per_response, correction) if with_tail else None
-            )
-            output = policy.forward(batch, last=i == len(batches) - 1, tail=tail)
-            tokens = replace(tokens_of(i, output), plan=plan)
-            loss, metrics = surrogate_loss(method, tokens, correction)
-            policy.backward(loss)
-        totals.add(tokens, loss, metrics)
+            with snapshot.output_layer() if with_tail else nullcontext():
+                tail = None
+                if with_tail:
+                    tail = tail_query(batch, scores[i], snapshot.head, per_response, correction)
+                output = policy.forward(batch, last=i == len(batches) - 1, tail=tail)
+                tokens = replace(tokens_of(i, output), plan=plan)
+                loss, metrics = surrogate_loss(method, tokens, correction)
+                policy.backward(loss)
+            totals.add(tokens, loss, metrics)
     every = global_batch(policy, totals.rows, counts)
     lag = batch_lag(every, config, step)
     scale = lr_scale(method, every, correction)
-    result = policy.step(step, scale)
+    with span("optimizer"):
+        result = policy.step(step, scale)
     return {
         **reward_metrics(rollouts),
         **lag,

@@ -25,6 +25,7 @@ from leeway.errors import EXIT_INTERRUPTED, LeewayError
 from leeway.messages import ReportHeader, Rollout, pack, unpack
 from leeway.resync import SyncFacts, decide_resync
 from leeway.streams import Keys, retrying
+from leeway.telemetry.tracing import add_link, messaging, span, traceparent
 from leeway.weights import WeightsTooLarge
 from leeway_trainer.batch import batch_digest
 from leeway_trainer.broadcast import Broadcaster
@@ -36,6 +37,7 @@ from leeway_trainer.checkpoint import (
     save_checkpoint,
 )
 from leeway_trainer.feed import Feed
+from leeway_trainer.metrics import observe
 from leeway_trainer.model import DTYPES, load_policy_model
 from leeway_trainer.policy import Policy
 from leeway_trainer.prefixes import PrefixScores, kl_estimate, self_prefix_metrics
@@ -126,27 +128,45 @@ class Trainer:
         self._report("started", self.next_batch)
         self.on_start()
         while self.next_batch < self.config.trainer.steps:
-            step = self.next_batch
+            step, began = self.next_batch, time.monotonic()
             rollouts = self.next_rollouts()
-            check_rewards(rollouts, step)
-            age = step - self.published_at
-            around = self.renew_snapshot(rollouts)
-            if step in self.config.output.save_batches:
-                info = BatchInfo(step=step, age=age, version=self.version)
-                where = self.place.out / "batches"
-                save_batch(where, self.policy, self.snapshot, rollouts, self.config, info)
-            metrics = train_step(self.policy, self.snapshot, rollouts, self.config, step, self._pause, age)
-            self.next_batch = step + 1
-            self.last_batch = rollouts
-            facts = trained_facts(rollouts, self.config.batch, step)
-            labels = {"batch/digest": batch_digest(rollouts), **facts, **around}
-            if error := next((r.header.reward_error for r in rollouts if r.header.reward_error), None):
-                labels["reward/error"] = error[:200]
-            self._report("step", step, {**self._with_times(metrics, step), **labels})
-            if self.resync_wanted(metrics, step):
-                self.resync()
-            self.checkpoint_if_due()
+            attributes = {
+                "leeway.step": step,
+                "leeway.epoch": self.epoch,
+                "leeway.version": self.version,
+                "leeway.method": self.config.correction.method,
+                "leeway.age": step - self.published_at,
+            }
+            with span("step", attributes, root=True, began=began) as opened:
+                with span("assemble", links=[r.header.traceparent for r in rollouts], began=began):
+                    check_rewards(rollouts, step)
+                metrics = self.step(step, rollouts)
+                if opened is not None:
+                    opened.set_attributes(
+                        {f"leeway.{n}": metrics[f"lag/{n}"] for n in ("ess_tok", "ess_seq")}
+                    )
         self.finish()
+
+    def step(self, step: int, rollouts: Sequence[Rollout]) -> Metrics:
+        """Train batch `step` and do what follows: report, verdict, resync, checkpoint."""
+        age = step - self.published_at
+        around = self.renew_snapshot(rollouts)
+        if step in self.config.output.save_batches:
+            info = BatchInfo(step=step, age=age, version=self.version)
+            where = self.place.out / "batches"
+            save_batch(where, self.policy, self.snapshot, rollouts, self.config, info)
+        metrics = train_step(self.policy, self.snapshot, rollouts, self.config, step, self._pause, age)
+        self.next_batch = step + 1
+        self.last_batch = rollouts
+        facts = trained_facts(rollouts, self.config.batch, step)
+        labels = {"batch/digest": batch_digest(rollouts), **facts, **around}
+        if error := next((r.header.reward_error for r in rollouts if r.header.reward_error), None):
+            labels["reward/error"] = error[:200]
+        self._report("step", step, {**self._with_times(metrics, step), **labels})
+        if self.resync_wanted(metrics, step):
+            self.resync()
+        self.checkpoint_if_due()
+        return metrics
 
     def next_rollouts(self) -> list[Rollout]:
         """Batch `next_batch` in full, on every rank; resyncs that are asked for meanwhile are done."""
@@ -170,7 +190,10 @@ class Trainer:
         wanted = False
         if self.feed and step + 1 < self.config.trainer.steps and not self.stopping:
             started = time.monotonic()
-            verdict = self.feed.verdicts.wait(step, self.config.sync.verdict_timeout_s, self._stop_asked)
+            with span("await verdict") as opened:
+                verdict = self.feed.verdicts.wait(step, self.config.sync.verdict_timeout_s, self._stop_asked)
+                if verdict is not None:
+                    add_link(opened, verdict.traceparent)
             self.times["time/verdict_s"] = time.monotonic() - started
             # Also a resync that was asked for earlier and came too late then.
             wanted = self.feed.verdicts.resync_since(self.answered) is not None
@@ -243,9 +266,11 @@ class Trainer:
         With `keep_old` theta_s takes them only in `renew_snapshot`; theta does not change until then.
         """
         started = time.monotonic()
-        self.broadcaster.publish(
-            self.policy, self.snapshot, version=version, step=self.next_batch, keep_old=keep_old
-        )
+        attributes = {**messaging("send", self.place.keys.weights), "leeway.version": version}
+        with span("publish weights", attributes, kind="producer"):
+            self.broadcaster.publish(
+                self.policy, self.snapshot, version=version, step=self.next_batch, keep_old=keep_old
+            )
         self.theta_s_is_old = keep_old
         self.times["time/publish_s"] = self.times.get("time/publish_s", 0.0) + time.monotonic() - started
         if self.broadcaster.last is not None:
@@ -273,9 +298,12 @@ class Trainer:
             dtype=trainer.dtype,
             model=self.config.model.name,
         )
-        path = save_checkpoint(self.place.out / "checkpoints", self.policy, state, trainer.keep_checkpoints)
-        if self.feed:
-            self.feed.durable()
+        with span("checkpoint", {"leeway.step": self.next_batch}):
+            path = save_checkpoint(
+                self.place.out / "checkpoints", self.policy, state, trainer.keep_checkpoints
+            )
+            if self.feed:
+                self.feed.durable()
         self.times["time/checkpoint_s"] = time.monotonic() - started
         log.info("checkpoint %s", path)
 
@@ -382,15 +410,19 @@ class Trainer:
     def _report(self, event: str, step: int, metrics: Mapping[str, float | str] | None = None) -> None:
         if self.feed is None:
             return
-        self.feed.report(
-            ReportHeader.model_validate(
-                {
-                    "event": event,
-                    "epoch": self.epoch,
-                    "step": step,
-                    "version": self.version,
-                    "age": self.next_batch - self.published_at,
-                    "metrics": metrics or {},
-                }
+        found = metrics or {}
+        observe(event, found)
+        with span("report", messaging("send", self.place.keys.reports), kind="producer"):
+            self.feed.report(
+                ReportHeader.model_validate(
+                    {
+                        "event": event,
+                        "epoch": self.epoch,
+                        "step": step,
+                        "version": self.version,
+                        "age": self.next_batch - self.published_at,
+                        "metrics": found,
+                        "traceparent": traceparent(),
+                    }
+                )
             )
-        )

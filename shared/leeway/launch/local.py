@@ -312,7 +312,7 @@ class LocalRun:
         env = {REDIS_ENV: url, "TOKENIZERS_PARALLELISM": "false"}
         python = [sys.executable, "-m"]
         self.controller = self._service(
-            "controller", [*python, "leeway_controller", *common], env, max_restarts=3
+            "controller", [*python, "leeway_controller", *common, *self._metrics_port(0)], env, max_restarts=3
         )
         trainer = [*python, "leeway_trainer"]
         if self.config.trainer.ranks > 1:
@@ -325,7 +325,7 @@ class LocalRun:
                 "--",  # torchrun would take our --run for its own --run-path
                 "leeway_trainer",
             ]
-        trainer += [*common, "--out", str(self.out)] + (
+        trainer += [*common, *self._metrics_port(1), "--out", str(self.out)] + (
             ["--resume", str(self.out)] if self.has_checkpoint else []
         )
         self.trainer = self._service("trainer", trainer, env)
@@ -339,7 +339,8 @@ class LocalRun:
     def _add_sampler(self) -> Service:
         argv, env = self.sampler_command
         index, port = len(self.samplers), self.config.sampler.http_port
-        argv = [*argv, "--id", f"sampler-{index}", "--port", str(port + index if port else 0)]
+        argv = [*argv, *self._metrics_port(2 + index), "--id", f"sampler-{index}"]
+        argv += ["--port", str(port + index if port else 0)]
         restarts = self.config.sampler.max_restarts
         self.samplers.append(self._service(f"sampler-{index}", argv, env, max_restarts=restarts))
         return self.samplers[-1]
@@ -359,6 +360,11 @@ class LocalRun:
         for _ in range(wanted - len(staying)):
             self._add_sampler().start()
         self.view.note(f"scaled to {wanted} samplers")
+
+    def _metrics_port(self, number: int) -> list[str]:
+        # All services of this machine share one configuration, so each is told its own port.
+        first = self.config.telemetry.metrics_port
+        return ["--metrics-port", str(first + number if first else 0)]
 
     def _service(self, name: str, argv: list[str], env: dict[str, str], max_restarts: int = 0) -> Service:
         service = Service(name, argv, self.out / "logs" / f"{name}.log", env, max_restarts)

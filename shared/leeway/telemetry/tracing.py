@@ -1,0 +1,193 @@
+"""Spans over OTLP, with the W3C context of each carried in the stream entry that follows from it.
+
+    controller  plan batch ---- ticket (one per response) --.          verdict (in the report's trace)
+    sampler                      generate, reward, publish <'                ^
+    trainer     step (links to the rollouts it takes) --- report ------------'
+                  '- assemble, score, train, optimizer, checkpoint, publish weights --.
+    sampler     apply weights (links to the broadcast) <-----------------------------'
+
+Off unless OTEL_EXPORTER_OTLP_ENDPOINT (or its variant for traces) or telemetry.otlp_endpoint names a
+receiver; then nothing of the SDK is imported and a span costs one function call.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span
+
+    from leeway.config import TelemetryConfig
+
+log = logging.getLogger(__name__)
+
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+FLUSH_S = 5.0
+"""Longest wait at the end of a service for spans that were not sent yet."""
+QUEUE = 1 << 15
+"""Spans held until they are sent; a batch makes a few for each of its responses."""
+Kind = Literal["internal", "producer", "consumer", "client"]
+_on = False
+
+
+def trace_settings(config: TelemetryConfig, environ: Mapping[str, str] = os.environ) -> dict[str, str] | None:
+    """The OTEL_* variables to trace with, or None when tracing is off.
+
+    The environment decides, as OpenTelemetry has it; telemetry.otlp_endpoint is used where it names no
+    endpoint. A port of 4317 without a protocol means gRPC.
+    """
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    if environ.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":
+        return None
+    base = environ.get(ENDPOINT) or config.otlp_endpoint
+    endpoint = environ.get(TRACES_ENDPOINT) or base
+    if not endpoint:
+        return None
+    protocol = next((environ[name] for name in PROTOCOLS if environ.get(name)), None)
+    if protocol is None:
+        protocol = "grpc" if endpoint.rstrip("/").endswith(":4317") else "http/protobuf"
+    if protocol == "http/protobuf" and not environ.get(TRACES_ENDPOINT):
+        endpoint = f"{endpoint.rstrip('/')}/v1/traces"
+    return {TRACES_ENDPOINT: endpoint, PROTOCOLS[0]: protocol}
+
+
+def start_tracing(
+    config: TelemetryConfig, service: str, instance: str, run: str, links: int = 128
+) -> Callable[[], None]:
+    """Start to send spans, if tracing is on; returns what flushes and ends it. Call it once per process,
+    after any fork.
+
+    `service`: sampler, trainer or controller; `links`: the most that one span will have.
+    """
+    settings = trace_settings(config)
+    if settings is None:
+        return lambda: None
+    from opentelemetry import trace
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    from leeway import __version__
+
+    os.environ.setdefault("OTEL_SERVICE_NAME", f"leeway-{service}")
+    os.environ.update(settings)
+    resource = Resource.create(
+        {"service.instance.id": instance, "service.version": __version__, "leeway.run": run}
+    )
+    limit = None if "OTEL_SPAN_LINK_COUNT_LIMIT" in os.environ else max(128, links)
+    provider = TracerProvider(resource=resource, span_limits=SpanLimits(max_links=limit))
+    queue = None if "OTEL_BSP_MAX_QUEUE_SIZE" in os.environ else QUEUE
+    provider.add_span_processor(BatchSpanProcessor(_exporter(settings[PROTOCOLS[0]]), max_queue_size=queue))
+    trace.set_tracer_provider(provider)
+    logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)  # vLLM tries to set a second one
+    global _on
+    _on = True
+    log.info("traces go to %s (%s)", settings[TRACES_ENDPOINT], settings[PROTOCOLS[0]])
+
+    def stop() -> None:
+        provider.force_flush(int(FLUSH_S * 1000))
+        provider.shutdown()
+
+    return stop
+
+
+def _exporter(protocol: str) -> Any:
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as Grpc
+
+        return Grpc()
+    if protocol == "http/protobuf":
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as Http
+
+        return Http()
+    from leeway.errors import UsageError
+
+    raise UsageError(f"{PROTOCOLS[0]}={protocol}: expected grpc or http/protobuf")
+
+
+def tracing() -> bool:
+    """Whether spans are sent."""
+    return _on
+
+
+@contextmanager
+def span(
+    name: str,
+    attributes: Mapping[str, Any] | None = None,
+    *,
+    kind: Kind = "internal",
+    parent: str | None = None,
+    links: Sequence[str | None] = (),
+    root: bool = False,
+    began: float | None = None,
+) -> Iterator[Span | None]:
+    """A span around the block; None when tracing is off.
+
+    `parent`: a traceparent (else the current span, with `root` none); `links`: traceparents; `began`: the
+    time.monotonic() at which it began, if that is past. None among attributes is left out.
+    """
+    if not _on:
+        yield None
+        return
+    from opentelemetry import trace
+    from opentelemetry.context import Context
+
+    context = Context() if root else None if parent is None else _context(parent)
+    start = None if began is None else time.time_ns() - int((time.monotonic() - began) * 1e9)
+    linked = [trace.get_current_span(_context(link)).get_span_context() for link in links if link]
+    with trace.get_tracer("leeway").start_as_current_span(
+        name,
+        context=context,
+        kind=trace.SpanKind[kind.upper()],
+        attributes={key: value for key, value in (attributes or {}).items() if value is not None},
+        links=[trace.Link(context) for context in linked if context.is_valid],
+        start_time=start,
+    ) as opened:
+        yield opened
+
+
+def add_link(opened: Span | None, other: str | None) -> None:
+    """Link an open span to the span of traceparent `other`, where there are both."""
+    if opened is None or not other:
+        return
+    from opentelemetry import trace
+
+    opened.add_link(trace.get_current_span(_context(other)).get_span_context())
+
+
+def traceparent() -> str | None:
+    """W3C traceparent of the current span, for a stream entry; None when tracing is off."""
+    if not _on:
+        return None
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier)
+    return carrier.get("traceparent")
+
+
+def _context(parent: str) -> Context:
+    from opentelemetry.context import Context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator().extract({"traceparent": parent}, Context())
+
+
+def messaging(operation: str, stream: str, message_id: str | None = None) -> dict[str, Any]:
+    """Attributes of a message by OpenTelemetry's semantic conventions; operation: send, receive, process."""
+    return {
+        "messaging.system": "redis",
+        "messaging.destination.name": stream,
+        "messaging.operation.type": operation,
+        "messaging.operation.name": operation,
+        "messaging.message.id": message_id,
+    }

@@ -1,0 +1,67 @@
+"""What must hold of a run's traces: no orphan, no missing link, a way from each rollout to its weights."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from otlp_receiver import Received, Receiver
+
+OF_A_STEP = ("assemble", "score", "forward_backward", "optimizer", "report", "await verdict")
+
+
+def assert_whole(receiver: Receiver, steps: int, responses: int) -> None:
+    """`steps` steps of `responses` responses each are there in full."""
+    spans = receiver.spans
+    by_id = {span.id: span for span in spans}
+    assert len(by_id) == len(spans)
+    orphans = [span for span in spans if span.parent and span.parent not in by_id]
+    assert not orphans, orphans[:5]
+    lost = [(span.name, link) for span in spans for _, link in span.links if link not in by_id]
+    assert not lost, lost[:5]
+    for span in spans:
+        assert not span.parent or by_id[span.parent].trace == span.trace, span
+        assert span.start <= span.end
+    below: dict[str, list[Received]] = defaultdict(list)
+    for span in spans:
+        below[span.parent].append(span)
+    found = sorted(receiver.named("step"), key=lambda span: span.attributes["leeway.step"])
+    assert [span.attributes["leeway.step"] for span in found] == list(range(steps))
+    for step in found:
+        parts = {span.name: span for span in below[step.id]}
+        assert set(parts) >= set(OF_A_STEP), (step, sorted(parts))
+        assert step.attributes["leeway.method"] == "dlc"
+        rollouts = [by_id[link] for _, link in parts["assemble"].links]
+        assert len({span.id for span in rollouts}) == responses
+        for rollout in rollouts:
+            assert_drawn_for(rollout, step, by_id, below)
+        answers = [span for span in below[parts["report"].id] if span.name == "verdict"]
+        if step is not found[-1]:  # nothing is asked after the last one
+            assert len(answers) == 1, step
+            assert (answers[0].trace, answers[0].id) in parts["await verdict"].links
+
+
+def assert_drawn_for(
+    rollout: Received, step: Received, by_id: dict[str, Received], below: dict[str, list[Received]]
+) -> None:
+    """From the rollout over its ticket to the batch of the step; what was done for the ticket is below it."""
+    assert rollout.name == "publish"
+    ticket = by_id[rollout.parent]
+    batch = by_id[ticket.parent]
+    assert (ticket.name, batch.name) == ("ticket", "plan batch")
+    assert batch.attributes["leeway.batch"] == step.attributes["leeway.step"]
+    assert ticket.attributes["messaging.message.id"] == rollout.attributes["messaging.message.id"]
+    done = [span for span in below[ticket.id] if span.instance == rollout.instance]
+    assert {span.name for span in done} == {"generate", "reward", "publish"}
+    drawn = next(span for span in done if span.name == "generate")
+    assert drawn.attributes["gen_ai.usage.output_tokens"] > 0
+    assert drawn.attributes["leeway.version"] == step.attributes["leeway.version"]
+    assert [span.name for span in below[drawn.id]] == ["llm_request"]
+
+
+def assert_broadcasts(receiver: Receiver, versions: int, samplers: int) -> None:
+    """Each version was published once and applied by the samplers that lived (at least one, at most all)."""
+    published = {span.attributes["leeway.version"]: span for span in receiver.named("publish weights")}
+    assert sorted(published) == list(range(versions))
+    for version, span in published.items():
+        applied = [a for a in receiver.named("apply weights") if (span.trace, span.id) in a.links]
+        assert 1 <= len({a.instance for a in applied}) <= samplers, version
