@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from otlp_receiver import Received, Receiver
 
-OF_A_STEP = ("assemble", "score", "forward_backward", "optimizer", "report", "await verdict")
+OF_A_STEP = ("assemble", "score", "forward_backward", "optimizer", "report")
 
 
 def assert_whole(receiver: Receiver, steps: int, responses: int) -> None:

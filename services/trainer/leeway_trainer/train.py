@@ -157,7 +157,7 @@ class Trainer:
             save_batch(where, self.policy, self.snapshot, rollouts, self.config, info)
         metrics = train_step(self.policy, self.snapshot, rollouts, self.config, step, self._pause, age)
         self.next_batch = step + 1
-        self.last_batch = rollouts
+        self.last_batch = list(rollouts)
         facts = trained_facts(rollouts, self.config.batch, step)
         labels = {"batch/digest": batch_digest(rollouts), **facts, **around}
         if error := next((r.header.reward_error for r in rollouts if r.header.reward_error), None):
