@@ -11,9 +11,8 @@ OF_A_STEP = ("assemble", "score", "forward_backward", "optimizer", "report")
 
 def assert_whole(receiver: Receiver, steps: int, responses: int) -> None:
     """`steps` steps of `responses` responses each are there in full."""
-    spans = receiver.spans
-    by_id = {span.id: span for span in spans}
-    assert len(by_id) == len(spans)
+    by_id = {span.id: span for span in receiver.spans}  # an export that was repeated comes in twice
+    spans = list(by_id.values())
     orphans = [span for span in spans if span.parent and span.parent not in by_id]
     assert not orphans, orphans[:5]
     lost = [(span.name, link) for span in spans for _, link in span.links if link not in by_id]
@@ -24,7 +23,7 @@ def assert_whole(receiver: Receiver, steps: int, responses: int) -> None:
     below: dict[str, list[Received]] = defaultdict(list)
     for span in spans:
         below[span.parent].append(span)
-    found = sorted(receiver.named("step"), key=lambda span: span.attributes["leeway.step"])
+    found = sorted((s for s in spans if s.name == "step"), key=lambda span: span.attributes["leeway.step"])
     assert [span.attributes["leeway.step"] for span in found] == list(range(steps))
     for step in found:
         parts = {span.name: span for span in below[step.id]}
