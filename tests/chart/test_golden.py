@@ -37,7 +37,7 @@ def test_probes() -> None:
     assert container(parts["controller"])["livenessProbe"]["httpGet"]["path"] == "/healthz"
     ports = {p["name"]: p["containerPort"] for p in sampler["ports"]}
     assert ports == {"http": 8080, "metrics": 9464}
-    assert sampler["command"][-2:] == ["--port", "8080"]
+    assert sampler["command"][-4:] == ["--port", "8080", "--metrics-port", "9464"]
 
 
 def test_a_sampler_drains_before_it_ends() -> None:
