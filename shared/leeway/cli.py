@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import textwrap
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 
 from leeway.cli_cluster import model_app, scale_app, status
 from leeway.errors import EXIT_FAILED, EXIT_INTERRUPTED, LeewayError, UsageError
+from leeway.process import PASSWORD_ENV, with_password
 
 app = typer.Typer(
     name="leeway",
@@ -144,9 +146,17 @@ def doctor(
 
 @app.command()
 def resync(
-    run_id: Annotated[str, typer.Argument(help="Name of the run in Redis, which leeway run --redis prints.")],
+    run_id: Annotated[
+        str,
+        typer.Argument(
+            envvar="LEEWAY_RUN", help="Name of the run in Redis, which leeway run --redis prints."
+        ),
+    ],
     redis: Annotated[
-        str, typer.Option(envvar="LEEWAY_REDIS__URL", help="redis://:password@host:port/0 of the run.")
+        str,
+        typer.Option(
+            envvar=["LEEWAY_REDIS__URL", "LEEWAY_REDIS_URL"], help="redis://:password@host:port/0 of the run."
+        ),
     ],
     keyframe: Annotated[bool, typer.Option("--keyframe", help="Send the weights in full.")] = False,
 ) -> None:
@@ -155,7 +165,7 @@ def resync(
 
     keys = Keys(run_id)
     try:
-        client = connect(redis)
+        client = connect(with_password(redis, os.environ.get(PASSWORD_ENV)))
     except RedisUnavailable as exc:
         raise UsageError(str(exc)) from exc
     if not client.exists(keys.state):
