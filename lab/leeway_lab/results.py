@@ -1,0 +1,156 @@
+"""What an analysis sees of an experiment: its arms' runs, and their divergence from on-policy in floors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from leeway_lab.measure import Array, Divergence, Ratio, deviations, floor_pairs, ratio_to_floor
+from leeway_lab.model import Task, load_base
+from leeway_lab.spec import Experiment, RunSpec
+from leeway_lab.store import load
+from leeway_lab.train import RunResult
+
+Status = Literal["reproduced", "not reproduced", "inconclusive"]
+ON_POLICY = "on_policy"
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line of a figure; `low` and `high` bound a band."""
+
+    label: str
+    x: list[float]
+    y: list[float]
+    low: list[float] | None = None
+    high: list[float] | None = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What an experiment shows; `lines` are horizontal lines worth seeing (label -> y)."""
+
+    title: str
+    x: str
+    y: str
+    series: list[Series]
+    log_y: bool = False
+    lines: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an experiment ended, by the criterion in its file."""
+
+    status: Status
+    text: str
+    numbers: dict[str, Any]
+    figures: list[Figure]
+
+
+class Results:
+    """Kept runs of an experiment."""
+
+    def __init__(self, out: Path, experiment: Experiment, seeds: int | None, sequences: int) -> None:
+        self.experiment, self.sequences = experiment, sequences
+        self.specs: dict[str, list[RunSpec]] = experiment.runs(seeds)
+        self._out = out
+        self._runs: dict[str, list[RunResult]] = {}
+        self._floors: dict[int, dict[tuple[int, int], Array]] = {}
+
+    def runs(self, arm: str) -> list[RunResult]:
+        """The arm's runs, one per seed."""
+        if arm not in self._runs:
+            self._runs[arm] = [load(self._out, spec) for spec in self.specs[arm]]
+        return self._runs[arm]
+
+    def column(self, arm: str, name: str) -> Array:
+        """[seeds, steps] of a metric."""
+        return np.array([[row[name] for row in run.rows] for run in self.runs(arm)])
+
+    def marks(self, arm: str) -> list[int]:
+        """Steps at which the weights were kept."""
+        return sorted(self.runs(arm)[0].weights)
+
+    @cached_property
+    def divergence(self) -> Divergence:
+        """KL between weights of this experiment's model."""
+        model = self.specs[next(iter(self.specs))][0].model
+        base, tokenizer = load_base(model)
+        return Divergence(base, Task(model, tokenizer), self.sequences)
+
+    def floor(self, mark: int) -> dict[tuple[int, int], Array]:
+        """KL between the on-policy runs after `mark` steps."""
+        if mark not in self._floors:
+            weights = [run.weights[mark] for run in self.runs(ON_POLICY)]
+            self._floors[mark] = floor_pairs(self.divergence, weights)
+        return self._floors[mark]
+
+    def ratio(self, arm: str, mark: int, reverse: bool = False) -> Ratio:
+        """KL(arm || on-policy) / floor after `mark` steps; `reverse`: KL(on-policy || arm)."""
+        method = [run.weights[mark] for run in self.runs(arm)]
+        on = [run.weights[mark] for run in self.runs(ON_POLICY)]
+        return ratio_to_floor(deviations(self.divergence, method, on, reverse), self.floor(mark))
+
+    def ratios(self, arm: str) -> dict[int, Ratio]:
+        """Of all marks."""
+        return {mark: self.ratio(arm, mark) for mark in self.marks(arm)}
+
+    def syncs(self, arm: str) -> float:
+        """Mean number of resyncs of a run."""
+        return float(np.mean([len(run.resyncs) for run in self.runs(arm)]))
+
+    def first_below(self, arm: str, name: str, threshold: float) -> float | None:
+        """Median over seeds of the first step (from 1) at which a metric is below `threshold`."""
+        firsts = [
+            next((i + 1 for i, value in enumerate(row) if value < threshold), None)
+            for row in self.column(arm, name)
+        ]
+        found = [f for f in firsts if f is not None]
+        return float(np.median(found)) if 2 * len(found) > len(firsts) else None
+
+
+def ratio_figure(ratios: dict[str, dict[int, Ratio]], title: str) -> Figure:
+    """KL / floor over steps, with bootstrap bands and the line of two floors."""
+    series = [
+        Series(
+            label,
+            [float(mark) for mark in found],
+            [r.value for r in found.values()],
+            [r.low for r in found.values()],
+            [r.high for r in found.values()],
+        )
+        for label, found in ratios.items()
+    ]
+    return Figure(
+        title, "optimiser steps", "KL to on-policy / noise floor", series, True, {"two floors": 2.0}
+    )
+
+
+def mean_line(results: Results, arm: str, name: str, label: str | None = None) -> Series:
+    """Mean of a metric over the seeds, with its range."""
+    values = results.column(arm, name)
+    steps = [float(i + 1) for i in range(values.shape[1])]
+    return Series(
+        label or arm, steps, values.mean(0).tolist(), values.min(0).tolist(), values.max(0).tolist()
+    )
+
+
+def rounded(ratios: dict[int, Ratio]) -> dict[str, list[float]]:
+    """mark -> [value, low, high], for the numbers of a verdict."""
+    return {str(m): [round(v, 3) for v in (r.value, r.low, r.high)] for m, r in ratios.items()}
+
+
+def first_mark_above(ratios: dict[int, Ratio], limit: float) -> int | None:
+    """First mark from which on the lower bound of the ratio stays above `limit`."""
+    above: Sequence[int] = [mark for mark, ratio in ratios.items() if ratio.low > limit]
+    ordered = sorted(ratios)
+    for i, mark in enumerate(ordered):
+        if all(m in above for m in ordered[i:]):
+            return mark
+    return None

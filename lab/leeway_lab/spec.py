@@ -1,0 +1,134 @@
+"""What the lab runs: one training run (RunSpec), one experiment (Experiment), both read from YAML files.
+
+An experiment names its arms, each a change to the common run, and the criterion that its verdict is judged
+by. The files are versioned with the code, so a criterion stands before the run that it judges.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from leeway.config import CorrectionConfig, SyncConfig
+from leeway.errors import UsageError
+
+HERE = Path(__file__).parent / "experiments"
+FORMAT = 1
+"""Rises when the same RunSpec gives another result; part of the key under which results are kept."""
+
+
+class _Spec(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Condition(_Spec):
+    """How the sampler's numerics differ from the trainer's."""
+
+    weights: Literal["exact", "int8", "fp8", "int4"] = "exact"
+    """Round-to-nearest of the linear layers: int8 and fp8 (e4m3) by output channel, int4 by 32 inputs."""
+    noise: float = Field(default=0.0, ge=0)
+    """Relative Gaussian noise W (1 + noise z) on them; z is drawn once per run."""
+
+
+class ModelSpec(_Spec):
+    """The tiny Qwen3-architecture model and the task: sorting digits."""
+
+    hidden: int = 64
+    layers: int = 2
+    heads: int = 2
+    length: int = 6
+    """Digits to sort."""
+    target_accuracy: float = 0.35
+    """Exact answers at temperature 1 after the supervised warm-up."""
+
+
+class RunSpec(_Spec):
+    """One training run of the lab: everything that its result depends on."""
+
+    model: ModelSpec = ModelSpec()
+    condition: Condition = Condition()
+    correction: CorrectionConfig = CorrectionConfig()
+    sync: SyncConfig = SyncConfig(max_age=None)
+    """When the sampler gets the current weights; without any rule it never does."""
+    optimizer: Literal["sgd", "adamw"] = "adamw"
+    learning_rate: float = Field(default=2e-4, gt=0)
+    steps: int = Field(default=40, ge=1)
+    prompts: int = Field(default=32, ge=1)
+    group_size: int = Field(default=8, ge=1)
+    seed: int = 0
+    """Of the sampled tokens; the order of the prompts is the same for all seeds."""
+    marks: tuple[int, ...] = (5, 10, 20, 30, 40)
+    """Optimiser steps after which the weights are kept."""
+
+    def key(self) -> str:
+        """Name under which the result is kept; the same for the same run."""
+        data = json.dumps({"format": FORMAT, **self.model_dump(mode="json")}, sort_keys=True)
+        return hashlib.sha256(data.encode()).hexdigest()[:16]
+
+
+class Experiment(_Spec):
+    """A claim, the runs that test it, and what counts as reproduced."""
+
+    name: str = ""
+    version: int = 1
+    title: str
+    claim: str
+    """What the article says."""
+    quick: bool = False
+    """Part of `leeway lab run --quick`."""
+    analysis: str
+    """Function of leeway_lab.analyses."""
+    criterion: dict[str, Any]
+    """Numbers that the analysis judges by, and `text`, which says it in words."""
+    common: dict[str, Any] = {}
+    """Over the defaults of RunSpec, for all arms."""
+    arms: dict[str, dict[str, Any]]
+    """Label -> over `common`."""
+    seeds: int = Field(default=3, ge=1)
+
+    def runs(self, seeds: int | None = None) -> dict[str, list[RunSpec]]:
+        """Label -> one run per seed."""
+        count = self.seeds if seeds is None else seeds
+        return {
+            label: [
+                RunSpec.model_validate(merged(merged(self.common, over), {"seed": seed}))
+                for seed in range(count)
+            ]
+            for label, over in self.arms.items()
+        }
+
+
+def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` laid over `base`, section by section."""
+    result = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if both else value
+    return result
+
+
+@cache
+def experiments() -> dict[str, Experiment]:
+    """All experiments by name, in the order of their files."""
+    found = {}
+    for path in sorted(HERE.glob("*.yaml")):
+        name = path.stem.split("-", 1)[1]
+        found[name] = Experiment.model_validate({**yaml.safe_load(path.read_text()), "name": name})
+    return found
+
+
+def choose(names: list[str], quick: bool) -> list[Experiment]:
+    """The experiments asked for: by name, else the quick ones or all. Raises UsageError."""
+    known = experiments()
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise UsageError(f"no experiment {', '.join(unknown)}; there are: {', '.join(known)}")
+    if names:
+        return [known[name] for name in names]
+    return [e for e in known.values() if e.quick or not quick]

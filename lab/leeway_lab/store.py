@@ -1,0 +1,73 @@
+"""Results of runs on disk, by the key of their RunSpec, and running them over processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from leeway.errors import LeewayError
+from leeway_lab.spec import RunSpec
+from leeway_lab.train import RunResult, train
+
+
+class RunsFailed(LeewayError):
+    """Some runs of the lab raised; the others are kept."""
+
+
+def path_of(out: Path, spec: RunSpec) -> Path:
+    """Where the result of `spec` is kept."""
+    return out / "runs" / f"{spec.key()}.pt"
+
+
+def load(out: Path, spec: RunSpec) -> RunResult:
+    """The kept result of `spec`."""
+    data = torch.load(path_of(out, spec), weights_only=True)
+    return RunResult(
+        rows=data["rows"],
+        resyncs=[(int(step), str(reason)) for step, reason in data["resyncs"]],
+        weights=data["weights"],
+    )
+
+
+def execute(out: Path, spec: RunSpec) -> str:
+    """Run `spec` and keep its result, whole or not at all. One thread: as many processes as cores."""
+    torch.set_num_threads(1)
+    result = train(spec)
+    path = path_of(out, spec)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    torch.save(asdict(result), temporary)
+    temporary.replace(path)
+    path.with_suffix(".json").write_text(json.dumps(spec.model_dump(mode="json"), indent=1) + "\n")
+    return spec.key()
+
+
+def execute_all(
+    out: Path, specs: Iterable[RunSpec], jobs: int, done: Callable[[int, int], None] = lambda n, of: None
+) -> int:
+    """Run what is not there yet, `jobs` at a time; returns how many ran. `done(n, of)` after each.
+
+    Raises RunsFailed at the end, with the first traceback, when one raised.
+    """
+    (out / "runs").mkdir(parents=True, exist_ok=True)
+    todo = {spec.key(): spec for spec in specs}
+    missing = [spec for spec in todo.values() if not path_of(out, spec).exists()]
+    failures: list[str] = []
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        futures = {pool.submit(execute, out, spec): spec for spec in missing}
+        for number, future in enumerate(as_completed(futures), 1):
+            error = future.exception()
+            if error is not None:
+                text = "".join(traceback.format_exception(error))
+                failures.append(f"{futures[future].model_dump_json()}\n{text}")
+            done(number, len(missing))
+    if failures:
+        raise RunsFailed(f"{len(failures)} of {len(missing)} runs failed, first:\n{failures[0]}")
+    return len(missing)

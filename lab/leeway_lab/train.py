@@ -1,0 +1,186 @@
+"""One run of the lab: sample, correct, step, measure, maybe resync; the product's corrections and policy.
+
+sampler (weights of theta_s, its numerics) -> responses with full mu
+theta_s (trainer numerics)                 -> pi_s over the vocabulary
+theta                                      -> surrogate_loss -> AdamW or SGD
+decide_resync                              -> theta_s <- theta
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from leeway.corrections import (
+    METHODS,
+    Denominators,
+    TokenBatch,
+    advantages,
+    lag_metrics,
+    lr_scale,
+    plan_batch,
+    surrogate_loss,
+)
+from leeway.resync import SyncFacts, decide_resync
+from leeway_lab.model import Drawn, Sampler, Task, draw, load_base, response_logp
+from leeway_lab.spec import RunSpec
+
+Rows = list[dict[str, float]]
+
+
+@dataclass
+class RunResult:
+    """What one run left: a row of metrics per step, resyncs, and the weights at its marks."""
+
+    rows: Rows = field(default_factory=list)
+    resyncs: list[tuple[int, str]] = field(default_factory=list)
+    """(step after which, reason)"""
+    weights: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    """Mark -> state of theta after so many steps."""
+
+
+class Trainer:
+    """theta, theta_s and the sampler of one run."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec = spec
+        self.theta, tokenizer = load_base(spec.model)
+        self.theta.requires_grad_(True)
+        self.task = Task(spec.model, tokenizer)
+        self.theta_s = copy.deepcopy(self.theta).requires_grad_(False)
+        self.sampler = Sampler(self.theta, spec.condition, seed=spec.seed)
+        parameters = [p for p in self.theta.parameters() if p.requires_grad]
+        if spec.optimizer == "sgd":
+            self.optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=spec.learning_rate)
+        else:
+            self.optimizer = torch.optim.AdamW(
+                parameters, lr=spec.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+            )
+        self.synced_at = 0
+        self.resync()
+
+    def resync(self) -> None:
+        """The sampler takes the current weights."""
+        self.theta_s.load_state_dict(self.theta.state_dict())
+        self.sampler.load(self.theta)
+
+    def items(self, step: int) -> list[int]:
+        """Prompts of batch `step`: the same for every seed and method."""
+        count, size = self.spec.prompts, self.task.size
+        order = np.random.default_rng(step * count // size).permutation(size)
+        return [int(order[i % size]) for i in range(step * count, (step + 1) * count)]
+
+    def sample(self, step: int) -> tuple[list[int], Drawn]:
+        """The batch's items, one per response, and the responses."""
+        items = [i for i in self.items(step) for _ in range(self.spec.group_size)]
+        generator = torch.Generator().manual_seed(1_000_003 * self.spec.seed + step)
+        prompts = self.task.prompts[items]
+        return items, draw(self.sampler.model, prompts, self.task.max_new, self.task.eos, generator)
+
+    def batch(self, drawn: Drawn, rewards: Tensor, age: int) -> TokenBatch:
+        """The typed batch of corrections, with all three policies over the whole vocabulary."""
+        spec, mask = self.spec, drawn.mask
+        logp = response_logp(self.theta, drawn.ids, drawn.prompt)[mask]
+        with torch.no_grad():
+            sync = response_logp(self.theta_s, drawn.ids, drawn.prompt)[mask]
+        mu, tokens = drawn.logp[mask], drawn.responses[mask][:, None]
+        per_response = advantages(
+            rewards.view(spec.prompts, spec.group_size), spec.correction.advantage, spec.correction.std_floor
+        ).flatten()
+        owner = torch.arange(len(mask))[:, None].expand_as(mask)[mask]
+
+        def at(x: Tensor) -> Tensor:
+            return x.gather(1, tokens)[:, 0]
+
+        return TokenBatch(
+            logp=at(logp), logp_sync=at(sync), logp_mu=at(mu),
+            advantages=per_response[owner].float(),
+            mask=torch.ones_like(owner, dtype=torch.bool),
+            seq_ids=owner,
+            denominators=Denominators(len(owner), len(mask), self.task.max_new),
+            head_logp=logp, head_logp_sync=sync, head_logp_mu=mu,
+            age=torch.full((len(owner),), float(age)),
+        )  # fmt: skip
+
+    def gradient_step(self, batch: TokenBatch) -> tuple[float, dict[str, float]]:
+        """One optimiser step; norm of the gradient, and the method's metrics."""
+        correction = self.spec.correction
+        method = correction.method
+        if METHODS[method].plan is not None:
+            batch = _with_plan(batch, plan_batch(method, batch, correction))
+        loss, metrics = surrogate_loss(method, batch, correction)
+        self.optimizer.zero_grad()
+        loss.backward()
+        norm = float(nn.utils.clip_grad_norm_(self.theta.parameters(), float("inf")))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.spec.learning_rate * lr_scale(method, batch, correction)
+        if np.isfinite(norm):
+            self.optimizer.step()
+        return norm, {name: float(value) for name, value in metrics.items()}
+
+    def step(self, step: int) -> dict[str, float]:
+        """Batch `step`; the row of metrics."""
+        items, drawn = self.sample(step)
+        rewards = self.task.rewards(items, drawn)
+        age = step - self.synced_at
+        batch = self.batch(drawn, rewards, age)
+        lag = lag_metrics(
+            batch.logp, batch.logp_sync, batch.logp_mu, batch.mask, batch.seq_ids, batch.advantages,
+            self.spec.correction,
+        )  # fmt: skip
+        norm, metrics = self.gradient_step(batch)
+        return {
+            "step": float(step),
+            "reward/mean": float(rewards.mean()),
+            "reward/exact": float((rewards == 1).double().mean()),
+            "response/length_mean": float(drawn.mask.sum() / len(drawn.mask)),
+            "kl/sampler_prefix": _kl_at(batch),
+            "lag/age": float(age),
+            "grad_norm": norm,
+            **lag,
+            **metrics,
+        }
+
+
+def _with_plan(batch: TokenBatch, plan: object) -> TokenBatch:
+    from dataclasses import replace
+
+    return replace(batch, plan=plan)  # type: ignore[arg-type]
+
+
+def _kl_at(batch: TokenBatch) -> float:
+    """Mean KL(pi_theta || pi_s) per token on the sampler's own prefixes."""
+    from leeway.corrections import kl_rao_blackwell
+
+    assert batch.head_logp is not None
+    assert batch.head_logp_sync is not None
+    return float(kl_rao_blackwell(batch.head_logp.detach(), batch.head_logp_sync).mean())
+
+
+def train(spec: RunSpec) -> RunResult:
+    """The whole run; deterministic in `spec` for one version of torch and one thread."""
+    trainer, result = Trainer(spec), RunResult()
+    for step in range(spec.steps):
+        row = trainer.step(step)
+        result.rows.append(row)
+        done = step + 1
+        if done in spec.marks:
+            result.weights[done] = {k: v.detach().clone() for k, v in trainer.theta.state_dict().items()}
+        facts = SyncFacts(
+            step=step,
+            age=done - trainer.synced_at,
+            ess_token=row["lag/ess_tok"],
+            ess_sequence=row["lag/ess_seq"],
+            clip_fraction=row["lag/clip_fraction"],
+            last=done == spec.steps,
+        )
+        reason = decide_resync(facts, spec.sync).reason
+        if reason is not None:
+            trainer.resync()
+            trainer.synced_at = done
+            result.resyncs.append((step, reason))
+    return result
