@@ -7,6 +7,7 @@ ordered pairs of on-policy runs that differ in their seed.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,17 +27,14 @@ class Divergence:
     """KL between weights of one model. `sequences` fresh responses per first argument."""
 
     def __init__(self, model: nn.Module, task: Task, sequences: int) -> None:
-        self.p, self.task, self.sequences = model, task, sequences
-        import copy
-
-        self.q = copy.deepcopy(model)
-        self._drawn: dict[int, tuple[object, Tensor]] = {}
+        self.p, self.q = model, copy.deepcopy(model)
+        self.task, self.sequences = task, sequences
 
     @torch.no_grad()
     def kl(self, p: dict[str, Tensor], q: dict[str, Tensor]) -> Array:
         """[sequences] KL(p || q) of each response drawn from p, nats per sequence."""
-        self.p.load_state_dict(p)
-        self.q.load_state_dict(q)
+        for model, weights in ((self.p, p), (self.q, q)):
+            model.load_state_dict(weights, strict=False)  # the tied output layer is not kept
         # Prompts that training never used: the end of the data set.
         prompts = self.task.prompts[-self.sequences :]
         drawn = draw(self.p, prompts, self.task.max_new, self.task.eos, torch.Generator().manual_seed(7))

@@ -64,7 +64,9 @@ class RunSpec(_Spec):
     seed: int = 0
     """Of the sampled tokens; the order of the prompts is the same for all seeds."""
     marks: tuple[int, ...] = (5, 10, 20, 30, 40)
-    """Optimiser steps after which the weights are kept."""
+    """Optimiser steps after which the weights are kept; 0: at the start."""
+    excess: bool = False
+    """Also measure the gradients of score centring and importance sampling on every batch."""
 
     def key(self) -> str:
         """Name under which the result is kept; the same for the same run."""

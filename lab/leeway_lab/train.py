@@ -9,7 +9,7 @@ decide_resync                              -> theta_s <- theta
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from leeway.corrections import (
     Denominators,
     TokenBatch,
     advantages,
+    kl_rao_blackwell,
     lag_metrics,
     lr_scale,
     plan_batch,
@@ -68,6 +69,10 @@ class Trainer:
         self.theta_s.load_state_dict(self.theta.state_dict())
         self.sampler.load(self.theta)
 
+    def state(self) -> dict[str, Tensor]:
+        """A copy of the current weights; the output layer is tied to the embedding and left out."""
+        return {k: v.detach().clone() for k, v in self.theta.state_dict().items() if k != "lm_head.weight"}
+
     def items(self, step: int) -> list[int]:
         """Prompts of batch `step`: the same for every seed and method."""
         count, size = self.spec.prompts, self.task.size
@@ -111,7 +116,7 @@ class Trainer:
         correction = self.spec.correction
         method = correction.method
         if METHODS[method].plan is not None:
-            batch = _with_plan(batch, plan_batch(method, batch, correction))
+            batch = replace(batch, plan=plan_batch(method, batch, correction))
         loss, metrics = surrogate_loss(method, batch, correction)
         self.optimizer.zero_grad()
         loss.backward()
@@ -132,6 +137,7 @@ class Trainer:
             batch.logp, batch.logp_sync, batch.logp_mu, batch.mask, batch.seq_ids, batch.advantages,
             self.spec.correction,
         )  # fmt: skip
+        excess = self.squared_norms(batch) if self.spec.excess else {}
         norm, metrics = self.gradient_step(batch)
         return {
             "step": float(step),
@@ -141,21 +147,33 @@ class Trainer:
             "kl/sampler_prefix": _kl_at(batch),
             "lag/age": float(age),
             "grad_norm": norm,
+            "lag/sd": lag["lag/var"] ** 0.5,
+            "split/error": _split_error(batch),
             **lag,
             **metrics,
+            **excess,
         }
 
+    def squared_norms(self, batch: TokenBatch) -> dict[str, float]:
+        """|g|^2 of score centring and of token importance sampling on `batch`."""
+        parameters = list(self.theta.parameters())
+        found = {}
+        for name, method in (("excess/sc_sq", "score_centering"), ("excess/is_sq", "is")):
+            loss, _ = surrogate_loss(method, batch, self.spec.correction)
+            gradient = torch.autograd.grad(loss, parameters, retain_graph=True)
+            found[name] = float(sum((g.double() ** 2).sum() for g in gradient))
+        return found
 
-def _with_plan(batch: TokenBatch, plan: object) -> TokenBatch:
-    from dataclasses import replace
 
-    return replace(batch, plan=plan)  # type: ignore[arg-type]
+def _split_error(batch: TokenBatch) -> float:
+    """Largest |full log-ratio - (lag + discrepancy)| of the batch, nats."""
+    full = batch.logp.detach() - batch.logp_mu
+    lag, discrepancy = batch.logp.detach() - batch.logp_sync, batch.logp_sync - batch.logp_mu
+    return float((full - (lag + discrepancy)).abs().max())
 
 
 def _kl_at(batch: TokenBatch) -> float:
     """Mean KL(pi_theta || pi_s) per token on the sampler's own prefixes."""
-    from leeway.corrections import kl_rao_blackwell
-
     assert batch.head_logp is not None
     assert batch.head_logp_sync is not None
     return float(kl_rao_blackwell(batch.head_logp.detach(), batch.head_logp_sync).mean())
@@ -164,12 +182,14 @@ def _kl_at(batch: TokenBatch) -> float:
 def train(spec: RunSpec) -> RunResult:
     """The whole run; deterministic in `spec` for one version of torch and one thread."""
     trainer, result = Trainer(spec), RunResult()
+    if 0 in spec.marks:
+        result.weights[0] = trainer.state()
     for step in range(spec.steps):
         row = trainer.step(step)
         result.rows.append(row)
         done = step + 1
         if done in spec.marks:
-            result.weights[done] = {k: v.detach().clone() for k, v in trainer.theta.state_dict().items()}
+            result.weights[done] = trainer.state()
         facts = SyncFacts(
             step=step,
             age=done - trainer.synced_at,

@@ -235,6 +235,18 @@ def _print_methods(names: list[str]) -> None:
         typer.echo()
 
 
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
+def lab(context: typer.Context) -> None:
+    """Repeat the article's experiments on a tiny model: list, run, report."""
+    import subprocess
+
+    # The lab is a package of its own that this one does not import.
+    done = subprocess.run([sys.executable, "-m", "leeway_lab", *context.args], check=False)
+    raise typer.Exit(done.returncode)
+
+
 @config_app.command("schema")
 def config_schema() -> None:
     """Print the JSON schema of the configuration."""

@@ -1,0 +1,266 @@
+"""One function per kind of experiment: kept runs and a criterion in, a verdict out. Nothing is run here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from leeway_lab.measure import Ratio
+from leeway_lab.results import (
+    Figure,
+    Results,
+    Series,
+    Status,
+    Verdict,
+    first_mark_above,
+    mean_line,
+    ratio_figure,
+    rounded,
+)
+
+
+def decomposition(results: Results) -> Verdict:
+    """The split of the error is exact; the discrepancy stays while the lag grows."""
+    want, arm = results.experiment.criterion, "stale"
+    gap = float(results.column(arm, "split/error").max())
+    disc, lag = results.column(arm, "disc/abs_mean").mean(0), results.column(arm, "lag/var_seq").mean(0)
+    part = max(1, len(disc) // 4)
+    drift = float(disc[-part:].mean() / disc[:part].mean())
+    growth = float(lag[-part:].mean() / max(lag[1 : part + 1].mean(), 1e-12))
+    good = (
+        gap <= want["largest_error"]
+        and 1 / want["largest_drift"] <= drift <= want["largest_drift"]
+        and growth >= want["least_growth"]
+    )
+    return Verdict(
+        status="reproduced" if good else "not reproduced",
+        text=(
+            f"largest error of the split {gap:.1e} nats; last quarter of the run against the first: "
+            f"mean |discrepancy| x {drift:.2f}, variance of the lag x {growth:.0f}"
+        ),
+        numbers={"largest_error": gap, "discrepancy_drift": drift, "lag_growth": growth},
+        figures=[
+            Figure(
+                "Discrepancy and lag",
+                "optimiser step",
+                "nats",
+                [
+                    mean_line(results, arm, "disc/abs_mean", "mean |log pi_s - log mu|"),
+                    mean_line(results, arm, "lag/sd", "standard deviation of log pi_theta - log pi_s"),
+                ],
+                log_y=True,
+            )
+        ],
+    )
+
+
+def departure(results: Results) -> Verdict:
+    """Where importance sampling leaves the floor, and where ESS and its Gaussian forecast cross 0.5."""
+    want, arm = results.experiment.criterion, "is_stale"
+    ratios = results.ratios(arm)
+    left = first_mark_above(ratios, want["floors"])
+    crossings = {level: results.first_below(arm, f"lag/ess_{level}", 0.5) for level in ("tok", "seq")}
+    forecasts = {
+        level: results.first_below(arm, f"lag/predicted_ess_{level}", 0.5) for level in ("tok", "seq")
+    }
+    distances = {
+        level: abs(crossing - left)
+        for level, crossing in crossings.items()
+        if crossing is not None and left is not None
+    }
+    near = {level for level, distance in distances.items() if distance <= want["largest_distance"]}
+    earlier = {
+        level
+        for level in near
+        if (forecast := forecasts[level]) is None or crossings[level] <= forecast  # type: ignore[operator]
+    }
+    status: Status = "reproduced" if earlier else "not reproduced"
+    if left is None and all(c is None for c in crossings.values()):
+        status = "inconclusive"
+    better = min(distances, key=lambda level: distances[level]) if distances else None
+    return Verdict(
+        status=status,
+        text=(
+            f"importance sampling stays above {want['floors']} floors from step {left}; ESS below 0.5: token "
+            f"at step {_at(crossings['tok'])}, sequence at step {_at(crossings['seq'])}; Gaussian forecast: "
+            f"token {_at(forecasts['tok'])}, sequence {_at(forecasts['seq'])}; nearer to the departure: "
+            f"{ {'tok': 'token', 'seq': 'sequence', None: 'none'}[better] }"
+        ),
+        numbers={"departure": left, "ess": crossings, "forecast": forecasts, "ratios": rounded(ratios)},
+        figures=[
+            ratio_figure({"importance sampling, never resynced": ratios}, "Departure from the noise floor"),
+            Figure(
+                "ESS of the lag ratio",
+                "optimiser step",
+                "ESS / n",
+                [
+                    mean_line(results, arm, f"lag/{name}_{level}", f"{level}, {label}")
+                    for level in ("tok", "seq")
+                    for name, label in (("ess", "measured"), ("predicted_ess", "Gaussian"))
+                ],
+                lines={"0.5": 0.5},
+            ),
+        ],
+    )
+
+
+def _at(step: float | None) -> str:
+    return "never" if step is None else f"{step:g}"
+
+
+def holds(results: Results) -> Verdict:
+    """The arm named in the criterion stays within its floors at every mark, with few enough syncs."""
+    want = results.experiment.criterion
+    arms = [arm for arm in results.specs if arm != "on_policy"]
+    ratios = {arm: results.ratios(arm) for arm in arms}
+    syncs = {arm: results.syncs(arm) for arm in arms}
+    every = results.specs["on_policy"][0].steps - 1
+    passed = {
+        arm: max(r.high for r in ratios[arm].values()) <= want["floors"]
+        and syncs[arm] <= want["largest_share_of_syncs"] * every
+        for arm in arms
+    }
+    main = want["arm"]
+    lines = [
+        f"{arm}: at most {max(r.value for r in found.values()):.2f} floors (upper bound "
+        f"{max(r.high for r in found.values()):.2f}) with {syncs[arm]:.1f} of {every} syncs"
+        for arm, found in ratios.items()
+    ]
+    others = [arm for arm, good in passed.items() if good and arm != main]
+    tail = f"; also within the criterion: {', '.join(others)}" if others else ""
+    return Verdict(
+        status="reproduced" if passed[main] else "not reproduced",
+        text=f"judged: {main}. " + "; ".join(lines) + tail,
+        numbers={arm: {"ratios": rounded(ratios[arm]), "syncs": syncs[arm]} for arm in arms},
+        figures=[ratio_figure(ratios, results.experiment.title)],
+    )
+
+
+def order(results: Results) -> Verdict:
+    """In each pair of the criterion the first arm is nearer to on-policy than the second at the last mark."""
+    pairs = results.experiment.criterion["nearer"]
+    arms = sorted({arm for pair in pairs for arm in pair})
+    ratios = {arm: results.ratios(arm) for arm in arms}
+
+    def last(arm: str) -> Ratio:
+        return ratios[arm][max(ratios[arm])]
+
+    held = [last(a).value < last(b).value for a, b in pairs]
+    clear = [last(a).high < last(b).low or last(b).high < last(a).low for a, b in pairs]
+    status: Status = "reproduced" if all(held) else "not reproduced"
+    if not all(clear):
+        status = "inconclusive"
+    text = "; ".join(
+        f"{a} {last(a).value:.2f} [{last(a).low:.2f}, {last(a).high:.2f}] against {b} "
+        f"{last(b).value:.2f} [{last(b).low:.2f}, {last(b).high:.2f}] floors"
+        for a, b in pairs
+    )
+    return Verdict(
+        status=status,
+        text=text,
+        numbers={arm: rounded(found) for arm, found in ratios.items()},
+        figures=[ratio_figure(ratios, results.experiment.title)],
+    )
+
+
+def excess_norm(results: Results) -> Verdict:
+    """|g_SC|^2 - |g_IS|^2 = c1 x + c2 x^2 with x = learning rate x steps, on the same stale batches."""
+    arm = "is_stale"
+    excess = results.column(arm, "excess/sc_sq") - results.column(arm, "excess/is_sq")
+    rate = results.specs[arm][0].learning_rate
+    x = rate * np.arange(excess.shape[1])
+    upto = x <= rate * results.experiment.criterion["steps"]
+    design = np.stack([x[upto], x[upto] ** 2], 1)
+
+    def quadratic(rows: np.ndarray) -> float:
+        return float(np.linalg.lstsq(design, rows.mean(0)[upto], rcond=None)[0][1])
+
+    rng = np.random.default_rng(0)
+    draws = [quadratic(excess[rng.integers(0, len(excess), len(excess))]) for _ in range(2000)]
+    low, high = (float(v) for v in np.quantile(draws, [0.025, 0.975]))
+    value = quadratic(excess)
+    status: Status = "reproduced" if low > 0 else "not reproduced" if high < 0 else "inconclusive"
+    fit = design @ np.linalg.lstsq(design, excess.mean(0)[upto], rcond=None)[0]
+    steps = [float(s) for s in np.arange(excess.shape[1])[upto]]
+    return Verdict(
+        status=status,
+        text=f"quadratic coefficient {value:.3g}, 95 % interval [{low:.3g}, {high:.3g}] over seeds",
+        numbers={"c2": value, "low": low, "high": high},
+        figures=[
+            Figure(
+                "Excess squared update norm of score centring over importance sampling",
+                "optimiser steps since the sync",
+                "|g_SC|^2 - |g_IS|^2",
+                [
+                    Series(
+                        "measured", steps, excess.mean(0)[upto].tolist(),
+                        excess.min(0)[upto].tolist(), excess.max(0)[upto].tolist(),
+                    ),
+                    Series("fit c1 x + c2 x^2", steps, fit.tolist()),
+                ],
+            )
+        ],
+    )  # fmt: skip
+
+
+def hidden_collapse(results: Results) -> Verdict:
+    """A run that collapses: KL on the sampler's prefixes beside KL on its own."""
+    want, arm = results.experiment.criterion, "stale"
+    reward = results.column(arm, "reward/mean")
+    peak = np.maximum.accumulate(reward, axis=1)
+    low = reward < want["share_of_peak"] * peak
+    run_of = want["steps"]
+    collapsed = [
+        next((i + 1 for i in range(len(row) - run_of + 1) if row[i : i + run_of].all()), None) for row in low
+    ]
+    marks = results.marks(arm)
+    own = np.array(
+        [
+            [results.divergence.kl(run.weights[m], run.weights[marks[0]]).mean() for m in marks[1:]]
+            for run in results.runs(arm)
+        ]
+    )
+    tokens = results.column(arm, "response/length_mean").mean()
+    per_token = own / tokens
+    on_sampler = results.column(arm, "kl/sampler_prefix")[:, [m - 1 for m in marks[1:]]]
+    factor = per_token / np.maximum(on_sampler, 1e-9)
+    happened = [c for c in collapsed if c is not None]
+    share = float(factor[:, -1].mean())
+    status: Status = "inconclusive"
+    if 2 * len(happened) > len(collapsed):
+        status = "reproduced" if share >= want["least_factor"] else "not reproduced"
+    x = [float(m) for m in marks[1:]]
+    return Verdict(
+        status=status,
+        text=(
+            f"{len(happened)} of {len(collapsed)} runs collapsed (at steps "
+            f"{', '.join(map(str, happened)) or 'none'}); at the last mark KL to the sampler's weights per "
+            f"token is {float(per_token[:, -1].mean()):.3g} nats on own prefixes, "
+            f"{float(on_sampler[:, -1].mean()):.3g} on the sampler's: a factor of {share:.1f}"
+        ),
+        numbers={"collapsed_at": collapsed, "factor": share},
+        figures=[
+            Figure("Reward", "optimiser step", "mean reward", [mean_line(results, arm, "reward/mean")]),
+            Figure(
+                "KL(pi_theta || pi_s) per token",
+                "optimiser step",
+                "nats",
+                [
+                    Series("on own prefixes", x, per_token.mean(0).tolist()),
+                    Series("on the sampler's prefixes", x, on_sampler.mean(0).tolist()),
+                ],
+                log_y=True,
+            ),
+        ],
+    )
+
+
+ANALYSES: dict[str, Callable[[Results], Verdict]] = {
+    "decomposition": decomposition,
+    "departure": departure,
+    "holds": holds,
+    "order": order,
+    "excess_norm": excess_norm,
+    "hidden_collapse": hidden_collapse,
+}

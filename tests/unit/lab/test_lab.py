@@ -1,0 +1,106 @@
+"""The lab's parts: specifications, rounding, intervals, verdicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from leeway.errors import UsageError
+from leeway_lab.analyses import ANALYSES
+from leeway_lab.measure import ratio_to_floor
+from leeway_lab.model import rounded
+from leeway_lab.report import write_report, write_verdict
+from leeway_lab.results import Figure, Series, Verdict, first_mark_above
+from leeway_lab.spec import RunSpec, choose, experiments, merged
+
+
+def test_every_experiment_is_valid_and_can_be_analysed() -> None:
+    for name, experiment in experiments().items():
+        assert experiment.analysis in ANALYSES, name
+        assert experiment.criterion["text"].strip(), name
+        runs = experiment.runs()
+        assert all(len(found) == experiment.seeds >= 3 for found in runs.values()), name
+        keys = [spec.key() for found in runs.values() for spec in found]
+        assert len(set(keys)) == len(keys), name  # no two arms are the same run
+        for key in ("arm", "nearer"):
+            for arm in np.ravel(experiment.criterion.get(key, [])).tolist():
+                assert arm in runs, (name, arm)
+
+
+def test_quick_is_a_part_and_names_are_checked() -> None:
+    quick = {e.name for e in choose([], quick=True)}
+    assert quick < {e.name for e in choose([], quick=False)}
+    assert [e.name for e in choose(["departure"], quick=True)] == ["departure"]
+    with pytest.raises(UsageError, match="no experiment nonsense; there are: decomposition"):
+        choose(["nonsense"], quick=True)
+
+
+def test_a_key_names_everything_that_a_result_depends_on() -> None:
+    base = RunSpec()
+    assert base.key() == RunSpec().key()
+    for over in (
+        {"seed": 1},
+        {"steps": 41},
+        {"condition": {"weights": "int8"}},
+        {"correction": {"tis_clip": 3.0}},
+    ):
+        assert RunSpec.model_validate(merged(base.model_dump(), over)).key() != base.key()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "most"), [("int8", 1e-4, 1e-2), ("fp8", 1e-3, 5e-2), ("int4", 1e-2, 2e-1)]
+)
+def test_rounding_errors_are_those_of_the_format(kind: str, least: float, most: float) -> None:
+    weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
+    got = rounded(weight, kind)
+    error = float((got - weight).norm() / weight.norm())
+    assert least < error < most
+    torch.testing.assert_close(rounded(got, kind), got, atol=1e-5, rtol=1e-4)  # nothing more is lost
+    if kind != "fp8":
+        levels = 16 if kind == "int4" else 256
+        block = got[0, :32] if kind == "int4" else got[0]
+        assert len(block.unique()) <= levels
+    assert rounded(weight, "exact") is weight
+
+
+def test_ratio_and_its_interval() -> None:
+    rng = np.random.default_rng(0)
+
+    def pairs(mean: float, seeds: int = 3) -> dict[tuple[int, int], np.ndarray]:
+        return {(i, j): rng.gamma(2, mean / 2, 300) for i in range(seeds) for j in range(seeds) if i != j}
+
+    twice = ratio_to_floor(pairs(0.2), pairs(0.1))
+    assert twice.value == pytest.approx(2, rel=0.1)
+    assert twice.low < twice.value < twice.high
+    assert twice.high - twice.low < 0.6
+    covered = 0
+    for _ in range(20):
+        ratio = ratio_to_floor(pairs(0.3), pairs(0.1))
+        covered += ratio.low <= 3 <= ratio.high
+    assert covered >= 16
+
+
+def test_departure_is_where_the_lower_bound_stays_above() -> None:
+    from leeway_lab.measure import Ratio
+
+    def ratio(low: float) -> Ratio:
+        return Ratio(low + 0.5, low, low + 1, 1.0, 1.0)
+
+    found = {2: ratio(2.5), 4: ratio(1.0), 6: ratio(2.1), 8: ratio(3.0)}
+    assert first_mark_above(found, 2.0) == 6
+    assert first_mark_above({2: ratio(1.0)}, 2.0) is None
+
+
+def test_report_shows_claim_criterion_verdict_and_figures(tmp_path: Path) -> None:
+    experiment = experiments()["departure"]
+    figure = Figure(
+        "f<>", "x", "y", [Series("a", [1.0, 2.0], [1.0, 3.0], [0.5, 2.0], [2.0, 4.0])], True, {"two": 2.0}
+    )
+    write_verdict(tmp_path, experiment, Verdict("inconclusive", "numbers & words", {"n": 1}, [figure]), 3)
+    page = write_report(tmp_path).read_text()
+    for words in (experiment.title, "inconclusive", "numbers &amp; words", "plotly", "stays above 2"):
+        assert words in page
+    assert (tmp_path / "figures" / "departure-1.png").stat().st_size > 5000
