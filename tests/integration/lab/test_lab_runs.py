@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,15 @@ def small(**over: object) -> RunSpec:
         "sync": SyncConfig(max_age=None), **over,
     }  # fmt: skip
     return RunSpec.model_validate(settings)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As `execute` has it: another number of threads gives other last digits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)
