@@ -24,6 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+redis_app = typer.Typer(help="The Redis server of runs.", no_args_is_help=True)
+app.add_typer(redis_app, name="redis")
 config_app = typer.Typer(help="The configuration of a run.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 corrections_app = typer.Typer()
@@ -93,9 +95,11 @@ def run(
     }
     options = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
     resolved = load_config(path, [*(sets or []), *options])
-    if "***@" in (resolved.redis.url or ""):
+    places = [resolved.redis.url or "", *resolved.redis.service_urls.values()]
+    if any("***@" in place for place in places):
         raise UsageError(
-            f"{path}: the password of its Redis is not stored; give --redis or LEEWAY_REDIS__URL"
+            f"{path}: the passwords of its Redis are not stored; give --redis or LEEWAY_REDIS__URL, and "
+            "redis.service_urls again if it had any"
         )
     directory = resume or out or default_out(resolved)
     result = LocalRun(resolved, directory, resume=resume is not None, as_json=as_json).run()
@@ -111,6 +115,35 @@ def run(
 def _say_where(out: Path, quiet: bool) -> None:
     if not quiet:
         typer.echo(f"{out}/summary.json  {out}/metrics.jsonl  (plots: leeway report {out})")
+
+
+@app.command()
+def chaos(
+    config: Annotated[Path, typer.Argument(help="YAML file of the run; small is best.")],
+    kills: Annotated[int, typer.Option(min=1, help="Faults to inject.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the faults.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Output directory; default runs/<name>-<time>.")] = None,
+    faults: Annotated[
+        str, typer.Option(help="Kinds, separated by commas: kill, pause, cut, restart-redis.")
+    ] = "kill,pause,cut,restart-redis",
+    sets: Sets = None,
+) -> None:
+    """Run with two samplers while processes are killed, paused, cut off and restarted; prove what holds."""
+    from rich.console import Console
+
+    from leeway.config_load import load_config
+    from leeway.launch.chaos import KINDS, ChaosRun, plan_faults, show
+    from leeway.launch.local import default_out
+
+    asked = [kind.strip() for kind in faults.split(",")]
+    kinds = [kind for kind in KINDS if kind in asked]
+    if set(asked) - set(KINDS):
+        raise UsageError(f"--faults {faults}: allowed are {', '.join(KINDS)}")
+    resolved = load_config(config, sets or [])
+    run = ChaosRun(resolved, out or default_out(resolved), plan_faults(kills, seed, kinds))
+    result = run.run()
+    show(run, Console())
+    raise typer.Exit(result.exit_code)
 
 
 @app.command()
@@ -245,6 +278,16 @@ def lab(context: typer.Context) -> None:
     # The lab is a package of its own that this one does not import.
     done = subprocess.run([sys.executable, "-m", "leeway_lab", *context.args], check=False)
     raise typer.Exit(done.returncode)
+
+
+@redis_app.command("acl")
+def redis_acl(
+    run_id: Annotated[str, typer.Option("--run", help="Name of the run, or a glob of names.")] = "*",
+) -> None:
+    """Print users for the server's aclfile, one per service; put passwords in the place of the words."""
+    from leeway.acl import SERVICES, acl_file
+
+    typer.echo(acl_file({name: f"{name.upper()}_PASSWORD" for name in SERVICES}, run_id), nl=False)
 
 
 @config_app.command("schema")

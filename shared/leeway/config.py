@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 
 Dtype = Literal["bfloat16", "float32"]
+Service = Literal["controller", "trainer", "sampler"]
 
 
 class Section(BaseModel):
@@ -67,6 +68,8 @@ class TaskConfig(Section):
     """`exact`, `last_number`, `verifier` (the task's own) or `module:function`."""
     reward_timeout_s: float = Field(default=5.0, gt=0)
     """Time limit of one scoring, after which its process is killed."""
+    reward_memory_mib: int | None = Field(default=1024, ge=16)
+    """Memory that a scoring process may take beyond what it has when the task is loaded; null: no limit."""
     reward_workers: int = Field(default=1, ge=1)
     """Scoring processes beside each sampler."""
     error_reward: float = 0.0
@@ -280,6 +283,9 @@ class SamplerConfig(Section):
     start_timeout_s: float = Field(default=600.0, gt=0)
     max_restarts: int = Field(default=3, ge=0)
     """Restarts of a sampler by the local launcher before the run fails."""
+    max_deliveries: int = Field(default=3, ge=2)
+    """A ticket that is handed out for this many times is drawn alone; when its sampler dies of it once more,
+    the run ends and names it."""
 
 
 class TrainerConfig(Section):
@@ -311,6 +317,8 @@ class TrainerConfig(Section):
     keep_checkpoints: int = Field(default=2, ge=1)
     deepspeed: dict[str, Any] = Field(default_factory=dict)
     """More DeepSpeed configuration, merged over Leeway's own."""
+    max_restarts: int = Field(default=0, ge=0)
+    """Restarts from the last checkpoint by the local launcher, after a crash, before the run fails."""
 
 
 class WeightsConfig(Section):
@@ -343,25 +351,38 @@ class RedisConfig(Section):
     """The Redis or Valkey server that carries everything in flight."""
 
     url: str | None = None
-    """`redis://[:password@]host:port/db` or `rediss://`; null: a server of the run's own."""
+    """`redis://[[user]:password@]host:port/db` or `rediss://`; null: a server of the run's own."""
+    service_urls: dict[Service, str] = Field(default_factory=dict)
+    """URLs of services (`controller`, `trainer`, `sampler`) that have users of their own, see
+    `leeway redis acl`; the others and the launcher use `url`."""
     read_urls: list[str] = Field(default_factory=list)
     """Replicas that samplers read weights from, `redis://host:port`, each sampler beginning with another
     one; user and password are those of `url`. What they do not have comes from `url`."""
     maxmemory_mib: int = Field(default=4096, ge=64)
     """Memory limit of the run's own server; it refuses writes beyond, it never evicts."""
+    appendonly: bool = False
+    """Let the run's own server write an append-only file, so that nothing is lost when it dies; without it
+    what is in flight is generated again."""
     socket_timeout_s: float = Field(default=5.0, ge=1)
     reconnect_s: float = Field(default=60.0, gt=0)
     """How long a lost server is retried before a process gives up."""
 
-    @field_validator("url")
+    @field_validator("url", "service_urls")
     @classmethod
-    def _plain_url(cls, url: str | None) -> str | None:
-        if url is not None and not _is_redis_url(url):
-            raise ValueError(
-                "expected redis://[user]:password@host:port/0 or rediss://..., without a query; / # ? @ in "
-                "the password are written %2F %23 %3F %40"
-            )
-        return url
+    def _plain_url(cls, value: Any) -> Any:
+        for url in value.values() if isinstance(value, dict) else [value] if value else []:
+            if not _is_redis_url(url):
+                raise ValueError(
+                    "expected redis://[user]:password@host:port/0 or rediss://..., without a query; / # ? @ "
+                    "in the password are written %2F %23 %3F %40"
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _users_need_a_server(self) -> RedisConfig:
+        if self.service_urls and self.url is None:
+            raise ValueError("redis.service_urls needs redis.url: a server of the run's own has no users")
+        return self
 
     @field_validator("read_urls")
     @classmethod

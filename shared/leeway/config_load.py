@@ -25,6 +25,9 @@ RESERVED_ENV = {
     "LEEWAY_REDIS_URL",
     "LEEWAY_REDIS_PASSWORD",
 }
+MAX_BYTES = 1 << 20
+MAX_VALUES = 100_000
+"""Values of a YAML text, counting what aliases repeat: ten nested lists of ten aliases are billions."""
 
 
 class ConfigError(UsageError):
@@ -32,7 +35,13 @@ class ConfigError(UsageError):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people write it: 1e-5 is a number, a key must not stand twice."""
+    """YAML as people write it: 1e-5 is a number, a key must not stand twice, aliases do not explode."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None:
+            _count_values(node, {}, set())
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -49,6 +58,23 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _count_values(node: yaml.Node, known: dict[int, int], above: set[int]) -> int:
+    """Values in `node`, an alias as often as it stands. Raises ConstructorError beyond MAX_VALUES."""
+    mark, key = node.start_mark, id(node)
+    if key in above:
+        raise yaml.constructor.ConstructorError(None, None, "a value that contains itself", mark)
+    if key not in known:
+        children: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            children = [child for pair in node.value for child in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            children = node.value
+        known[key] = 1 + sum(_count_values(child, known, above | {key}) for child in children)
+    if known[key] > MAX_VALUES:
+        raise yaml.constructor.ConstructorError(None, None, f"more than {MAX_VALUES} values", mark)
+    return known[key]
+
+
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?([0-9][0-9_]*)(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
@@ -60,14 +86,21 @@ def parse_yaml(text: str, source: str) -> Any:
     """YAML text to plain values. Raises ConfigError that names `source`, line and column."""
     try:
         return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as exc:
+    except yaml.YAMLError as exc:
         raise ConfigError(f"{source}: not valid YAML: {' '.join(str(exc).split())}") from exc
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as exc:
+        # What PyYAML raises for values that do not fit their tag, such as `!!timestamp x`.
+        raise ConfigError(f"{source}: not valid YAML: {type(exc).__name__}: {exc}") from exc
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises ConfigError when it is missing, unreadable or not a mapping."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with Path(path).open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise ConfigError(f"the configuration {path} has more than {MAX_BYTES} bytes")
+        text = raw.decode("utf-8")
     except OSError as exc:
         raise ConfigError(f"cannot read the configuration {path}: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
@@ -190,6 +223,8 @@ def redact_url(url: str) -> str:
 def dump_config(config: RunConfig, redact: bool = True) -> str:
     """The resolved values as YAML; passwords are replaced by *** unless `redact` is false."""
     data = json.loads(config.model_dump_json())
-    if redact and data["redis"]["url"]:
-        data["redis"]["url"] = redact_url(data["redis"]["url"])
+    if redact:
+        places = data["redis"]
+        places["url"] = redact_url(places["url"]) if places["url"] else None
+        places["service_urls"] = {name: redact_url(url) for name, url in places["service_urls"].items()}
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)

@@ -68,7 +68,7 @@ class TicketHeader(SlotHeader):
     """Order for one response, fixed before anything is generated."""
 
     kind: Literal["ticket"] = "ticket"
-    seed: int
+    seed: int = Field(ge=0, lt=2**63)
     max_new_tokens: int = Field(ge=1)
 
 
@@ -179,6 +179,15 @@ class SamplerStatus(BaseModel):
     error: str | None = None
 
 
+def decode_status(raw: bytes | str) -> SamplerStatus:
+    """An entry of the hash `samplers`. Raises MessageError for anything else."""
+    try:
+        return SamplerStatus.model_validate_json(raw)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False)[0]
+        raise MessageError(f"sampler status: {first['loc']}: {first['msg']}") from exc
+
+
 @dataclass(frozen=True)
 class Message:
     """Base of messages; subclasses set `header_class` and `arrays` (name -> dtype)."""
@@ -242,7 +251,7 @@ class Rollout(Message):
                 f"{name}: {tokens} response tokens, but {self.logp.size} log-probs and "
                 f"{self.head_offsets.size} head offsets (expected one more than tokens)"
             )
-        sizes = np.diff(self.head_offsets)
+        sizes = np.diff(self.head_offsets.astype(np.int64))  # in int32 a difference may wrap around
         if self.head_offsets[0] != 0 or (sizes < 0).any() or self.head_offsets[-1] != self.head_ids.size:
             raise MessageError(f"{name}: head offsets do not describe {self.head_ids.size} head entries")
         if self.head_ids.size != self.head_logp.size:
@@ -365,4 +374,6 @@ def unpack(data: bytes) -> list[Rollout]:
             key = reader.take(reader.number(4))
             fields[key] = reader.take(reader.number(8))
         messages.append(decode(Rollout, fields))
+    if reader.at != len(data):
+        raise MessageError(f"packed rollouts end at byte {reader.at}, but there are {len(data)}")
     return messages

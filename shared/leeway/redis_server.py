@@ -54,6 +54,8 @@ class EmbeddedRedis:
     `replica_of`: a running server whose replica this one is, with the same password.
 
     Start: bind to a free port -> answer PING. Stop: SIGTERM -> (5 s) SIGKILL; its directory is removed.
+    `appendonly`: every write is on disk before it is answered, so that `restart` loses nothing; without it
+    the server is empty afterwards.
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class EmbeddedRedis:
         *,
         maxmemory_mib: int = 4096,
         port: int | None = None,
+        appendonly: bool = False,
         replica_of: EmbeddedRedis | None = None,
     ) -> None:
         self.port = port or free_port()
         self.primary = replica_of
         self.password: str = secrets.token_urlsafe(24) if replica_of is None else replica_of.password
         self.maxmemory_mib = maxmemory_mib
+        self.appendonly = appendonly
         self._dir = tempfile.TemporaryDirectory(prefix="leeway-redis-", ignore_cleanup_errors=True)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -92,7 +96,8 @@ class EmbeddedRedis:
             f"maxmemory {self.maxmemory_mib}mb",
             "maxmemory-policy noeviction",
             'save ""',
-            "appendonly no",
+            f"appendonly {'yes' if self.appendonly else 'no'}",
+            "appendfsync always",
             f'dir "{self._dir.name}"',
             f'logfile "{self.log_path}"',
             "client-output-buffer-limit normal 0 0 0",
@@ -146,6 +151,17 @@ class EmbeddedRedis:
         finally:
             client.close()
 
+    def restart(self) -> None:
+        """Start again on the same port, with the same password; SIGKILL first if it still runs."""
+        self.kill()
+        self.start()
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for its end."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(5)
+
     def stop(self) -> None:
         """End the process and remove its directory. Safe to call twice."""
         if self._process is not None and self._process.poll() is None:
@@ -153,8 +169,7 @@ class EmbeddedRedis:
             try:
                 self._process.wait(5)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait(5)
+                self.kill()
         self._dir.cleanup()
 
     def __enter__(self) -> EmbeddedRedis:

@@ -43,6 +43,8 @@ KEYFRAME_FIELD = "manual_keyframe"
 """Field of the hash `state` that asks for the next version in full; the trainer removes it."""
 SCALE_FIELD = "samplers_wanted"
 """Field of the hash `state` that tells the local launcher how many samplers to run."""
+EPOCH_FIELD = "epoch"
+"""Field of the hash `state` that counts the starts of the trainer; the newest start owns the run."""
 LOST = (redis.ConnectionError, redis.TimeoutError)
 T = TypeVar("T")
 
@@ -101,6 +103,11 @@ class Keys:
         return self.key("state")
 
     @property
+    def suspects(self) -> str:
+        """Tickets that were begun alone, see leeway_sampler.suspects."""
+        return self.key("suspects")
+
+    @property
     def probe(self) -> str:
         """Counts requests for a probe of every sampler's distribution."""
         return self.key("probe")
@@ -113,10 +120,13 @@ class Keys:
         return self.key(f"weights:{version}")
 
 
-def connect(url: str, *, socket_timeout_s: float = 5.0, wait_s: float = 10.0) -> redis.Redis:
-    """A client that answered a PING.
+def connect(
+    url: str, *, socket_timeout_s: float = 5.0, wait_s: float = 10.0, name: str | None = None
+) -> redis.Redis:
+    """A client that answered a PING. `name` is what the server's CLIENT LIST shows (see `client_name`).
 
-    Raises RedisRefused (wrong password, no permission, bad URL) at once and RedisUnavailable after `wait_s`.
+    Raises RedisRefused (wrong password, no permission, bad URL, a certificate that nobody vouches for) at
+    once and RedisUnavailable after `wait_s`.
     """
     try:
         client = redis.Redis.from_url(
@@ -124,6 +134,7 @@ def connect(url: str, *, socket_timeout_s: float = 5.0, wait_s: float = 10.0) ->
             socket_timeout=socket_timeout_s,
             socket_connect_timeout=socket_timeout_s,
             health_check_interval=15,
+            client_name=name,
             retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=1),
         )
     except ValueError as exc:
@@ -135,10 +146,21 @@ def connect(url: str, *, socket_timeout_s: float = 5.0, wait_s: float = 10.0) ->
     except (AuthenticationError, NoPermissionError, ResponseError) as exc:
         client.close()
         raise RedisRefused(f"Redis at {redact_url(url)} refused: {exc}; check the user and password") from exc
+    except redis.ConnectionError as exc:
+        client.close()
+        raise RedisRefused(
+            f"Redis at {redact_url(url)}: {exc}; name the certificate of its authority in the environment "
+            "variable SSL_CERT_FILE"
+        ) from exc
     except RedisUnavailable:
         client.close()
         raise
     return client
+
+
+def client_name(run: str, service: str) -> str:
+    """The name of a service's connections on the server."""
+    return f"leeway:{run}:{service}"
 
 
 def replica_url(place: str, url: str) -> str:
@@ -150,8 +172,10 @@ def replica_url(place: str, url: str) -> str:
 
 
 def _passes_by_itself(error: BaseException) -> bool:
-    # A refused password is a ConnectionError in redis-py, but no wait will mend it.
-    return isinstance(error, (*LOST, OutOfMemoryError)) and not isinstance(error, AuthenticationError)
+    # A refused password or certificate is a ConnectionError in redis-py, but no wait will mend it.
+    if isinstance(error, AuthenticationError) or "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return False
+    return isinstance(error, (*LOST, OutOfMemoryError))
 
 
 def retrying(call: Callable[[], T], *, budget_s: float, what: str) -> T:
@@ -200,15 +224,22 @@ def add_fields(client: Any, stream: str, fields: Fields, maxlen: int | None = No
 
 @dataclass(frozen=True)
 class Entry:
-    """One stream entry as read."""
+    """One stream entry as read. `again`: it was handed to a consumer before."""
 
     id: bytes
     fields: Fields
+    again: bool = False
 
 
-def _entries(raw: Iterable[tuple[bytes, Fields | None]]) -> list[Entry]:
+def _entries(raw: Iterable[tuple[bytes, Fields | None]], again: bool = False) -> list[Entry]:
     # An entry that was deleted while pending comes back without fields.
-    return [Entry(entry_id, dict(fields)) for entry_id, fields in raw if fields]
+    return [Entry(entry_id, dict(fields), again) for entry_id, fields in raw if fields]
+
+
+def _id_order(entry_id: bytes) -> tuple[int, int]:
+    """Sorting key of entry ids, `<milliseconds>-<number>`."""
+    milliseconds, _, number = entry_id.partition(b"-")
+    return int(milliseconds), int(number)
 
 
 def _block_ms(client: redis.Redis, block_s: float) -> int:
@@ -265,10 +296,10 @@ class Consumer:
         reply = self.client.xreadgroup(
             self.group, self.name, {self.stream: start}, count=count, block=block_ms
         )
-        return _entries(cast(Any, reply)[0][1]) if reply else []
+        return _entries(cast(Any, reply)[0][1], again=start != ">") if reply else []
 
     def read(self, count: int, block_s: float = 1.0) -> list[Entry]:
-        """Up to `count` entries, waiting at most `block_s` for the first."""
+        """Up to `count` entries, waiting at most `block_s` for the first (0: not at all)."""
 
         def read() -> list[Entry]:
             if self._recover:
@@ -277,7 +308,7 @@ class Consumer:
                 if lost:
                     return lost
                 self._recover = False
-            return self._read_from(">", count, _block_ms(self.client, block_s))
+            return self._read_from(">", count, _block_ms(self.client, block_s) if block_s else None)
 
         entries = self._call(read)
         self.held.update(entry.id for entry in entries)
@@ -315,6 +346,19 @@ class Consumer:
                 )
             )
 
+    def deliveries(self, entries: Sequence[Entry]) -> dict[bytes, int]:
+        """How often each of this consumer's pending `entries` was handed to a consumer, 1 at first."""
+        found = {entry.id: 1 for entry in entries}
+        asked = sorted((entry.id for entry in entries if entry.again), key=_id_order)
+        if asked:
+            pending: Any = self._call(
+                lambda: self.client.xpending_range(
+                    self.stream, self.group, asked[0], asked[-1], 10_000, consumername=self.name
+                )
+            )
+            found.update((p["message_id"], p["times_delivered"]) for p in pending)
+        return found
+
     def claim_stale(self, idle_s: float, count: int) -> list[Entry]:
         """Take over entries of consumers that gave no heartbeat for `idle_s` seconds."""
         reply = self._call(
@@ -322,7 +366,7 @@ class Consumer:
                 self.stream, self.group, self.name, int(idle_s * 1000), start_id="0-0", count=count
             )
         )
-        entries = [entry for entry in _entries(cast(Any, reply)[1]) if entry.id not in self.held]
+        entries = [entry for entry in _entries(cast(Any, reply)[1], again=True) if entry.id not in self.held]
         self.held.update(entry.id for entry in entries)
         return entries
 

@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests are imported by path, see --import-mode
 
-from e2e_support import SMALL, Run, StartRun
+from e2e_support import ROOT, SMALL, Run, StartRun
 
 
 @pytest.fixture(scope="session")
@@ -26,14 +26,14 @@ def start_run(cache: Path, tmp_path: Path) -> Iterator[StartRun]:
     """Starts runs of SMALL with sections changed: start_run("--steps", "3", out=..., sync={...})."""
     runs: list[Run] = []
 
-    def start(*args: str, out: Path | None = None, **sections: Any) -> Run:
+    def start(*args: str, out: Path | None = None, cwd: Path = ROOT, **sections: Any) -> Run:
         config = {k: {**v, **sections.pop(k, {})} if isinstance(v, dict) else v for k, v in SMALL.items()}
         path = tmp_path / f"config-{len(runs)}.json"  # JSON is YAML
         path.write_text(json.dumps({**config, **sections}))
         where = out or tmp_path / f"run-{len(runs)}"
         if "--resume" not in args:
             args = ("--out", str(where), *args)
-        run = Run(cache, where, path, *args)
+        run = Run(cache, where, path, *args, cwd=cwd)
         runs.append(run)
         return run
 

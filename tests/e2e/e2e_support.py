@@ -36,14 +36,14 @@ SMALL = {
 class Run:
     """One `leeway run`. `out` is its output directory."""
 
-    def __init__(self, cache: Path, out: Path, config: Path, *args: str) -> None:
+    def __init__(self, cache: Path, out: Path, config: Path, *args: str, cwd: Path = ROOT) -> None:
         self.out, self.mark = out, uuid.uuid4().hex
         environ = {k: v for k, v in os.environ.items() if not k.startswith("LEEWAY_")}
         environ |= {MARK: self.mark, "LEEWAY_CACHE_DIR": str(cache)}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "leeway.cli", "run", str(config), *args],
             env=environ,
-            cwd=ROOT,
+            cwd=cwd,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

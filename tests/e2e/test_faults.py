@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -10,6 +11,23 @@ import pytest
 from e2e_support import Run, StartRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+DEADLY = """
+import os, pathlib, signal
+
+def score(response, answer, metadata):
+    victim = pathlib.Path("victim")
+    if not victim.exists():
+        victim.write_text(INDEX[answer])
+    if victim.read_text() == INDEX[answer]:
+        os.kill(os.getppid(), signal.SIGKILL)  # the sampler that this worker belongs to
+    return 0.5
+
+from leeway.config import TaskConfig
+from leeway.tasks import load_task
+task = load_task(TaskConfig(kind="digits", size=8, reward="exact"))
+INDEX = {task.item(i).answer: str(i) for i in range(8)}
+"""
+"""A reward that kills the sampler over the first item that it sees, as a native library with a fault may."""
 
 
 def digests(run: Run) -> list[str]:
@@ -86,6 +104,38 @@ def test_a_reward_that_always_fails_ends_the_run(start_run: StartRun, tmp_path: 
     code, output = run.finish()
     assert code == 1, output
     assert "the reward failed on all 16 responses" in output
+    run.assert_nothing_left()
+
+
+def test_a_ticket_that_kills_its_samplers_is_named(start_run: StartRun, tmp_path: Path) -> None:
+    (tmp_path / "deadly.py").write_text(DEADLY)
+    run = start_run(task={"size": 8, "reward": "deadly:score"}, cwd=tmp_path)
+    code, output = run.finish(500)
+    assert code == 4, output
+    item = (tmp_path / "victim").read_text()
+    assert re.search(rf"ticket 1\.\d+\.\d+\.\d+\.\d+ \(item {item} of the data set", output), output
+    assert re.search(r"handed out \d times and each of its samplers died", output)
+    assert "sampler-0 ended (killed by SIGKILL) and was started again" in output
+    assert run.summary()["status"] == "failed"
+    run.assert_nothing_left()
+
+
+@pytest.mark.parametrize("who", ["samplers", "everyone"])
+def test_a_run_that_hangs_says_who_holds_what(start_run: StartRun, who: str) -> None:
+    run = start_run("--steps", "500", "--samplers", "2", sync={"stall_timeout_s": 15.0, "ticket_idle_s": 3.0})
+    run.wait_for(lambda: len(run.rows()) >= 3, 300)
+    modules = ["leeway_sampler"] + (["leeway_controller", "leeway_trainer"] if who == "everyone" else [])
+    for process in run.processes():
+        if process.cmdline()[1:2] == ["-m"] and process.cmdline()[2] in modules:
+            os.killpg(process.pid, signal.SIGSTOP)
+    code, output = run.finish(120)
+    assert code == 3, output
+    assert run.summary()["status"] == "stalled"
+    if who == "samplers":
+        assert re.search(r"1\.\d+\.\d+\.\d+\.\d+ with sampler-[01], handed out \d times, untouched", output)
+        assert re.search(r"last heartbeat of sampler-[01] (\d+ s ago|too long ago)", output)
+    else:
+        assert "neither controller nor trainer said why; processes: controller stopped, trainer" in output
     run.assert_nothing_left()
 
 

@@ -19,12 +19,17 @@ from leeway.messages import (
     VerdictHeader,
     decode,
 )
-from leeway.streams import MANUAL_FIELD, Keys, Tail, append, now
+from leeway.streams import MANUAL_FIELD, TICKETS_GROUP, Consumer, Keys, Tail, append, now
 from leeway.weights import publish_weights
+from leeway_controller import reconcile
 from leeway_controller.plan import plan_batch
 from leeway_controller.reconcile import Controller
 
 GOOD = {"lag/ess_tok": 0.99, "lag/ess_seq": 0.9, "lag/clip_fraction": 0.0}
+
+
+def report_of(step: int) -> ReportHeader:
+    return ReportHeader(event="step", epoch=1, step=step, version=1, age=1, metrics=dict(GOOD))
 
 
 class Play:
@@ -37,6 +42,7 @@ class Play:
                 "task": {"kind": "digits"},
                 "batch": {"prompts": 2, "group_size": 2},
                 "trainer": {"steps": 6},
+                "sampler": {"start_timeout_s": 0.2},
                 "sync": {"max_age": None, **sync},
                 "seed": 5,
             }
@@ -161,6 +167,24 @@ def test_a_repeated_report_changes_nothing(client: redis.Redis, keys: Keys) -> N
         play.report("step", 0, 1)
     assert [v.step for v in play.verdicts()] == [0]
     assert play.batches() == [(2, 1)]
+
+
+def test_reports_are_trimmed_behind_those_that_were_answered(
+    client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile, "REPORTS_KEPT", 3)
+    play = Play(client, keys)
+    play.started()
+    for step in range(4):
+        play.report("step", step, 1)
+    assert client.xlen(keys.reports) == 4  # three that were answered before, and the newest
+    play.controller = play.fresh_controller()
+    play.controller.tick()
+    for step in (4, 5):
+        append(client, keys.reports, Report(report_of(step)))
+    assert client.xlen(keys.reports) == 6, "what was not answered stays"
+    play.controller.tick()
+    assert [v.step for v in play.verdicts()] == list(range(6))
 
 
 def test_a_restarted_controller_goes_on_where_the_last_one_stopped(client: redis.Redis, keys: Keys) -> None:
@@ -289,6 +313,12 @@ def test_no_progress_ends_with_a_diagnosis(client: redis.Redis, keys: Keys) -> N
         play.controller.run()
     play.controller.progress_at = now() + 1e6
     play.started()
+    taken = Consumer(client, keys.tickets, TICKETS_GROUP, "a").read(1, 0.1)
+    assert taken
     play.controller.progress_at = 0
-    with pytest.raises(StalledError, match=r"waiting for the report of step 0; samplers: a \(version 1"):
+    with pytest.raises(StalledError) as caught:
         play.controller.tick()
+    said = str(caught.value)
+    assert "waiting for the report of step 0; samplers: a (version 1" in said
+    assert "1 with samplers (1.1.0.0.0 with a, handed out 1 times, untouched for 0 s, last heartbeat" in said
+    assert "7 that nobody took" in said

@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     from leeway.config_load import load_config
     from leeway.health import Health, serve_health
-    from leeway.streams import Keys, connect
+    from leeway.streams import Keys, client_name, connect
 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -56,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
                 secret(args.redis),
                 socket_timeout_s=config.redis.socket_timeout_s,
                 wait_s=config.redis.reconnect_s,
+                name=client_name(args.run, "controller"),
             )
             from leeway_controller.checks import Checks, text_round_trip
             from leeway_controller.prompts import check_prompts, prompt_encoder

@@ -7,29 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from leeway.batches import plan_batch, ticket_id
 from leeway.errors import UsageError
 from leeway.messages import Ticket, TicketHeader
+
+__all__ = ["PromptError", "check_prompt", "plan_batch", "plan_tickets", "ticket_seed"]
 
 
 class PromptError(UsageError):
     """A prompt that cannot be generated from; the message names the item."""
-
-
-def plan_batch(size: int, seed: int, batch: int, prompts: int) -> list[int]:
-    """Items of batch `batch`: `prompts` indices into a data set of `size` items.
-
-    Epoch after epoch the data set is walked in a permutation of its own, so that no item repeats before all
-    were used. A pure function of its arguments.
-    """
-    if size < 1 or prompts < 1 or batch < 0:
-        raise ValueError(f"size={size} and prompts={prompts} must be positive, batch={batch} not negative")
-    items: list[int] = []
-    position = batch * prompts
-    while len(items) < prompts:
-        epoch, offset = divmod(position + len(items), size)
-        order = np.random.default_rng(np.random.SeedSequence([seed, epoch])).permutation(size)
-        items += [int(i) for i in order[offset : offset + prompts - len(items)]]
-    return items
 
 
 def ticket_seed(seed: int, batch: int, group: int, index: int) -> int:
@@ -65,7 +51,7 @@ def plan_tickets(
     for group, (item, ids) in enumerate(zip(items, prompts, strict=True)):
         for index in range(group_size):
             header = TicketHeader(
-                ticket_id=f"{epoch}.{version}.{batch}.{group}.{index}",
+                ticket_id=ticket_id(epoch, version, batch, group, index),
                 epoch=epoch,
                 version=version,
                 batch=batch,

@@ -7,8 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 from leeway.config import RunConfig
+from leeway.errors import LeewayError
 from leeway.tasks import encode_prompt, load_task
-from leeway_controller.plan import check_prompt, plan_batch
+from leeway_controller.plan import PromptError, check_prompt, plan_batch
 
 
 def prompt_encoder(config: RunConfig, model_dir: str) -> tuple[Callable[[int], list[int]], int]:
@@ -22,7 +23,14 @@ def prompt_encoder(config: RunConfig, model_dir: str) -> tuple[Callable[[int], l
 
     @lru_cache(maxsize=4096)
     def encode(item: int) -> list[int]:
-        ids = encode_prompt(tokenizer, task.item(item), config.task)
+        try:
+            ids = encode_prompt(tokenizer, task.item(item), config.task)
+        except LeewayError:
+            raise
+        except Exception as exc:  # whatever a chat template or a tokenizer raises
+            raise PromptError(
+                f"item {item} of the data set: its prompt cannot be encoded: {type(exc).__name__}: {exc}"
+            ) from exc
         check_prompt(ids, item, config.sampling.max_new_tokens, config.model.max_length)
         return ids
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -21,6 +22,7 @@ from typing import Any, cast
 import redis
 
 from leeway.config import RunConfig
+from leeway.diagnose import describe_tickets
 from leeway.errors import LeewayError, StalledError
 from leeway.messages import (
     Event,
@@ -33,6 +35,7 @@ from leeway.messages import (
     Verdict,
     VerdictHeader,
     decode,
+    decode_status,
     encode,
 )
 from leeway.resync import Decision
@@ -64,6 +67,8 @@ TERM_FIELD = "controller_term"
 """Counts controllers of the run; only the newest may write."""
 WRITE_ATTEMPTS = 100
 CLAIM_EVERY_S = 2.0
+REPORTS_KEPT = 10_000
+"""Answered reports that stay in the stream, for the launcher and others who follow it."""
 Encoder = Callable[[int], list[int]]
 """Token ids of the prompt of a data set's item."""
 
@@ -106,6 +111,9 @@ class Controller:
         self.fences: dict[str, str] = self._load_fences()
         self.seen: set[str] = set()
         self.progress_at = self.ticked_at = time.monotonic()
+        self.answered: deque[bytes] = deque(maxlen=REPORTS_KEPT)
+        self.stepped = False
+        """A step was reported since this controller started: engines are up."""
         self.stopping = False
         self.lost: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         """(sampler, why) of samplers that are known to be gone."""
@@ -189,8 +197,8 @@ class Controller:
             report = decode(Report, entry.fields).header
         except MessageError as exc:
             self._event("error", "bad_report", f"a report was refused: {exc}")
-            self._commit(self.state, lambda pipe: self.reports.queue_ack(pipe, [entry.id], delete=False))
-            self.reports.forget([entry.id])
+            self._commit(self.state, lambda pipe: self._queue_answered(pipe, entry))
+            self._forget(entry)
             return
         self.progress_at = time.monotonic()
         if self.checks:
@@ -212,6 +220,7 @@ class Controller:
         elif report.event == "finished" and report.epoch == state.epoch:
             state = state.model_copy(update={"finished": True})
         elif report.event == "step" and report.epoch == state.epoch and report.step >= state.next_step:
+            self.stepped = True
             decision = self._decide(report)
             state = state.stepped(report, decision)
             verdict = Verdict(
@@ -230,10 +239,20 @@ class Controller:
                 add_fields(pipe, self.keys.verdicts, encode(verdict), maxlen=1000)
                 if verdict.header.reason == "manual":
                     pipe.hdel(self.keys.state, MANUAL_FIELD)
-            self.reports.queue_ack(pipe, [entry.id], delete=False)
+            self._queue_answered(pipe, entry)
 
         self._commit(state, effects)
+        self._forget(entry)
+
+    def _queue_answered(self, pipe: Any, entry: Entry) -> None:
+        """The report was answered; those before the last REPORTS_KEPT that were are needed by nobody."""
+        self.reports.queue_ack(pipe, [entry.id], delete=False)
+        if len(self.answered) == REPORTS_KEPT:
+            pipe.xtrim(self.keys.reports, minid=self.answered[0], approximate=False)
+
+    def _forget(self, entry: Entry) -> None:
         self.reports.forget([entry.id])
+        self.answered.append(entry.id)
 
     def _decide(self, report: Any) -> Decision:
         manual = bool(
@@ -256,7 +275,7 @@ class Controller:
     def statuses(self) -> list[SamplerStatus]:
         """The hash `samplers`, decoded."""
         raw = self._retry(lambda: self.client.hgetall(self.keys.samplers), "reading samplers")
-        return [SamplerStatus.model_validate_json(value) for value in raw.values()]
+        return [decode_status(value) for value in raw.values()]
 
     def _remove(self, sampler: str) -> None:
         self._retry(lambda: self.client.hdel(self.keys.samplers, sampler), "removing a sampler")
@@ -365,8 +384,10 @@ class Controller:
             return replace(ticket, header=header.model_copy(update={"traceparent": traceparent()}))
 
     def _check_progress(self) -> None:
-        stalled = time.monotonic() - self.progress_at
-        if self.state.finished or stalled < self.config.sync.stall_timeout_s:
+        stalled, limit = time.monotonic() - self.progress_at, self.config.sync.stall_timeout_s
+        if not self.stepped:
+            limit = max(limit, self.config.sampler.start_timeout_s)
+        if self.state.finished or stalled < limit:
             return
         state = self.state
         names = ", ".join(
@@ -384,5 +405,6 @@ class Controller:
             else f"the report of step {state.next_step}"
         )
         raise StalledError(
-            f"no progress for {stalled:.0f} s: waiting for {awaited}; samplers: {names or 'none'}"
+            f"no progress for {stalled:.0f} s: waiting for {awaited}; samplers: {names or 'none'}; "
+            f"{describe_tickets(self.client, self.keys)}"
         )

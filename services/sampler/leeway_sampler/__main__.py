@@ -35,14 +35,19 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     exit_on_sigterm()
     from leeway.config_load import load_config
-    from leeway.streams import connect
+    from leeway.streams import client_name, connect
 
     try:
         config = load_config(args.config, environ={})
         telemetry = config.telemetry
         setup_logging(telemetry, args.id)
         url = secret(args.redis)
-        client = connect(url, socket_timeout_s=config.redis.socket_timeout_s, wait_s=config.redis.reconnect_s)
+        client = connect(
+            url,
+            socket_timeout_s=config.redis.socket_timeout_s,
+            wait_s=config.redis.reconnect_s,
+            name=client_name(args.run, args.id),
+        )
         from leeway_sampler.engine import engine_environment
 
         os.environ.update(engine_environment(config))

@@ -7,7 +7,8 @@
     drain           on SIGTERM: read no more, finish within drain_s, hand back the rest, leave
 
 A ticket of an older version is void: acknowledged, never answered. A ticket is acknowledged only in the
-MULTI that makes its rollout, or its copy for another sampler, durable.
+MULTI that makes its rollout, or its copy for another sampler, durable. One that came back from dead samplers
+sampler.max_deliveries times is drawn alone; when that sampler dies too, it was the ticket: the run ends.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from leeway_sampler.engine import EngineError, GenerationAborted, SamplerEngine
 from leeway_sampler.generation import Generation, LogProbError
 from leeway_sampler.probe import Prober
 from leeway_sampler.status import Counters
+from leeway_sampler.suspects import Suspects
 from leeway_sampler.watch import WeightWatcher
 
 log = logging.getLogger(__name__)
@@ -58,6 +60,7 @@ class Sampler:
         self.budget_s = config.redis.reconnect_s
         self.counters = Counters()
         self.prober = Prober(engine, config.checks.probe_draws)
+        self.suspects = Suspects(client, keys, name, self.budget_s)
         self.tickets = Consumer(client, keys.tickets, TICKETS_GROUP, name, budget_s=self.budget_s)
         self.watcher = WeightWatcher(
             Tail(client, keys.weights, budget_s=self.budget_s),
@@ -67,6 +70,7 @@ class Sampler:
         )
         self._entries: dict[bytes, Entry] = {}
         self._work: set[asyncio.Task[None]] = set()
+        self._accepting = asyncio.Lock()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stopping = asyncio.Event()
 
@@ -136,27 +140,55 @@ class Sampler:
     async def _accept(self, entries: list[Entry]) -> None:
         """Start on tickets of the version that is held; older ones are void, others go back."""
         self._entries.update((entry.id, entry) for entry in entries)
-        void, back = [], []
+        async with self._accepting:
+            await self._accept_locked(entries)
+
+    async def _accept_locked(self, entries: list[Entry]) -> None:
+        void, back, suspects = [], [], []
+        deliveries = await asyncio.to_thread(self.tickets.deliveries, entries)
         for entry in entries:
             ticket = decode(Ticket, entry.fields)
             key = (ticket.header.epoch, ticket.header.version)
             if key < self.watcher.wanted:
                 void.append(entry)
             elif key == self.watcher.wanted and self.ready:
-                self._spawn(self._serve(entry, ticket))
-                if self.prober.due(ticket.prompt_ids):
-                    self._spawn(self.prober.run())
+                if deliveries[entry.id] < self.config.sampler.max_deliveries:
+                    self._spawn(self._serve(entry, ticket))
+                    if self.prober.due(ticket.prompt_ids):
+                        self._spawn(self.prober.run())
+                else:
+                    suspects.append((entry, ticket))
             else:
                 back.append(entry)
         await self._void(void)
         if back:  # another sampler is further than this one, or this one is leaving
             await self._hand_back(back)
             await self._pause(READ_S)
+        for entry, ticket in suspects:
+            await self._serve_alone(entry, ticket, deliveries[entry.id])
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _serve_alone(self, entry: Entry, ticket: Ticket, delivered: int) -> None:
+        """Work on a ticket whose samplers died, and on nothing else: if this one dies, it was the ticket."""
+        await self._settled()
+        if self._stopping.is_set():
+            return  # _drain hands it back
+        log.warning("ticket %s came back from dead samplers: drawn alone", ticket.header.ticket_id)
+        await self.suspects.begin(ticket.header, delivered)
+        task = self._spawn(self._serve(entry, ticket))
+        await self._settled()
+        if task.done() and not task.cancelled() and task.exception() is None:
+            await self.suspects.end(ticket.header)
+
+    async def _settled(self) -> None:
+        """Wait until nothing is in work, or `stop`."""
+        while self._work and not self._stopping.is_set():
+            await asyncio.wait(self._work, timeout=READ_S)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._work.add(task)
         task.add_done_callback(self._finished)
+        return task
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._work.discard(task)

@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         limit_threads(config.trainer.cpu_threads)
         if args.port and os.environ.get("LOCAL_RANK", "0") == "0":
             stack.enter_context(serve_health(health, args.port))
-        from leeway.streams import Keys, connect
+        from leeway.streams import Keys, client_name, connect
 
         keys = Keys(args.run)
         if rank == 0:
@@ -58,6 +58,7 @@ def main(argv: list[str] | None = None) -> int:
                 secret(args.redis),
                 socket_timeout_s=redis_config.socket_timeout_s,
                 wait_s=redis_config.reconnect_s,
+                name=client_name(args.run, "trainer"),
             )
         from leeway.checks.board import post_refused
         from leeway.messages import MessageError

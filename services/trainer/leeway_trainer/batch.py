@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor
 
 from leeway.errors import LeewayError
@@ -21,15 +20,6 @@ from leeway_trainer.head import TokenQuery
 
 class BatchError(LeewayError):
     """A rollout that cannot be trained on: token ids outside the vocabulary, or outside their own support."""
-
-
-def batch_digest(rollouts: Sequence[Rollout]) -> str:
-    """Identifies the prompts of a batch and their order (16 hex digits), whatever was answered to them."""
-    state = xxhash.xxh3_64()
-    for rollout in rollouts:
-        state.update(len(rollout.prompt_ids).to_bytes(4, "little"))
-        state.update(np.ascontiguousarray(rollout.prompt_ids, dtype="<i4").tobytes())
-    return state.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 read rollouts -> wrong version or epoch, or a second answer -> acknowledged at once (their effect is:
 none)
               -> held in the assembler -> batch taken -> trained -> durable -> acknowledged and deleted
+state        -> no longer this epoch's: the server lost everything, or another trainer took over
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 import redis
 
 from leeway.config import RunConfig
+from leeway.diagnose import describe_tickets
 from leeway.errors import LeewayError, StalledError
 from leeway.messages import (
     Event,
@@ -27,7 +30,7 @@ from leeway.messages import (
     VerdictHeader,
     decode,
 )
-from leeway.streams import ROLLOUTS_GROUP, Consumer, Keys, Tail, append
+from leeway.streams import EPOCH_FIELD, ROLLOUTS_GROUP, Consumer, Keys, Tail, append, retrying
 from leeway_trainer.assemble import Admission, BatchAssembler, describe_slots
 
 log = logging.getLogger(__name__)
@@ -36,6 +39,29 @@ POLL_S = 0.25
 NOTE_EVERY_S = 10.0
 READ_COUNT = 64
 CONSUMER = "trainer"
+PRESSURE = 0.7
+"""Share of the server's memory from which on rollouts that were trained are made durable at once."""
+
+
+class StreamsLostError(LeewayError):
+    """The server came back without the run's streams: what was in flight is gone."""
+
+
+class SupersededError(LeewayError):
+    """A newer start of the trainer owns the run."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The server's memory in bytes; `limit` 0: none."""
+
+    used: int
+    limit: int
+
+    @property
+    def fraction(self) -> float:
+        """Share of the limit that is used, 0 without one."""
+        return self.used / self.limit if self.limit else 0.0
 
 
 class Feed:
@@ -53,6 +79,8 @@ class Feed:
         )
         self.verdicts = Verdicts(client, keys, epoch, self.budget_s)
         self.tokens_voided = 0
+        self.duplicates = 0
+        """Second answers to a slot, which were dropped."""
         self._rollouts = Consumer(client, keys.rollouts, ROLLOUTS_GROUP, CONSUMER, budget_s=self.budget_s)
         self._entry_of: dict[Slot, bytes] = {}
         self._trained: list[bytes] = []
@@ -61,7 +89,7 @@ class Feed:
         """Wait until the current batch is complete (True) or `wake` says to look elsewhere (False).
 
         Raises StalledError, naming the empty slots, when no rollout arrives for sync.stall_timeout_s (for the
-        first batch: for as long as samplers may take to start).
+        first batch: for as long as samplers may take to start); StreamsLostError and SupersededError.
         """
         limit = self.config.sync.stall_timeout_s
         if first:
@@ -70,18 +98,42 @@ class Feed:
         while not self.assembler.complete():
             if wake():
                 return False
+            self._check_epoch()
             if self._read():
                 progress = time.monotonic()
             now = time.monotonic()
             if now - progress > limit:
                 raise StalledError(
                     f"no rollout arrived for {limit:g} s (version {self.assembler.version}, "
-                    f"epoch {self.epoch}); awaited: {describe_slots(self.assembler.awaited())}"
+                    f"epoch {self.epoch}); awaited: {describe_slots(self.assembler.awaited())}; "
+                    f"{describe_tickets(self.client, self.keys)}"
                 )
             if now - noted > NOTE_EVERY_S:
                 noted = now
                 log.info("waiting for rollouts: %s", describe_slots(self.assembler.awaited()))
         return True
+
+    def _check_epoch(self) -> None:
+        raw = retrying(
+            lambda: self.client.hget(self.keys.state, EPOCH_FIELD),
+            budget_s=self.budget_s,
+            what="reading the run epoch",
+        )
+        found = -1 if raw is None else int(cast(bytes, raw))
+        if found < self.epoch:
+            raise StreamsLostError(f"the server has no trace of run epoch {self.epoch}: it was emptied")
+        if found > self.epoch:
+            raise SupersededError(
+                f"run epoch {found} was started while this trainer of epoch {self.epoch} still ran; "
+                "the newest one goes on"
+            )
+
+    def memory(self) -> Memory:
+        """How full the server is."""
+        info: Any = retrying(
+            lambda: self.client.info("memory"), budget_s=self.budget_s, what="reading the memory use"
+        )
+        return Memory(int(info["used_memory"]), int(info.get("maxmemory", 0)))
 
     def take(self) -> list[Rollout]:
         """The complete current batch in slot order; its entries stay pending until `durable`."""
@@ -124,6 +176,8 @@ class Feed:
             useless.append(entry.id)
             if admission is Admission.VOID:
                 self.tokens_voided += int(rollout.response_ids.size)
+            else:
+                self.duplicates += 1
             log.debug("rollout %s is %s", rollout.header.ticket_id, admission.value)
         self._rollouts.ack(useless)
         return filled

@@ -3,7 +3,8 @@
 start      a new run epoch; load or resume; publish the weights in full; report `started`
 each step  assemble batch k -> theta_s scores it, theta trains on it with the correction -> report
            -> verdict (or our own, when none comes in time) -> on resync: publish version + 1
-           -> every n steps: checkpoint, then acknowledge what it contains
+           -> every n steps, or when the server fills up: checkpoint, then acknowledge what it contains
+server came back empty -> a new run epoch under the same policy
 end        last checkpoint, model in Hugging Face format, report `finished`
 """
 
@@ -19,15 +20,15 @@ from typing import cast
 
 import redis
 
+from leeway.batches import prompts_digest, tickets_digest
 from leeway.checks.facts import trained_facts
 from leeway.config import RunConfig
 from leeway.errors import EXIT_INTERRUPTED, LeewayError
 from leeway.messages import ReportHeader, Rollout, pack, unpack
 from leeway.resync import SyncFacts, decide_resync
-from leeway.streams import Keys, retrying
+from leeway.streams import EPOCH_FIELD, Keys, retrying
 from leeway.telemetry.tracing import add_link, messaging, span, traceparent
 from leeway.weights import WeightsTooLarge
-from leeway_trainer.batch import batch_digest
 from leeway_trainer.broadcast import Broadcaster
 from leeway_trainer.checkpoint import (
     TrainState,
@@ -36,7 +37,7 @@ from leeway_trainer.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from leeway_trainer.feed import Feed
+from leeway_trainer.feed import PRESSURE, Feed, StreamsLostError
 from leeway_trainer.metrics import observe
 from leeway_trainer.model import DTYPES, load_policy_model
 from leeway_trainer.policy import Policy
@@ -47,8 +48,7 @@ from leeway_trainer.snapshot import Snapshot
 from leeway_trainer.step import Metrics, train_step
 
 log = logging.getLogger(__name__)
-EPOCH_FIELD = "epoch"
-STOP, TRAIN, RESYNC = 0, 1, 2
+STOP, TRAIN, RESYNC, RENEW = 0, 1, 2, 3
 
 
 class RewardsFailedError(LeewayError):
@@ -104,17 +104,16 @@ class Trainer:
             state = load_checkpoint(find_checkpoint(place.resume), self.policy)
             # The samplers' weights of the checkpoint's version are gone; theta gets a number of its own.
             self.next_batch, self.version, last_epoch = state.next_batch, state.version + 1, state.epoch
-        self.published_at = self.first_batch = self.next_batch
+        self.published_at = self.first_batch = self.checkpointed = self.next_batch
         self.answered = self.next_batch
         """Resyncs that were asked for before this batch are done, or could not be."""
-        self.epoch = ranks.share_int(self._new_epoch(last_epoch))
-        self.broadcaster = Broadcaster(config, ranks, place.client, place.keys, self.epoch)
-        self.feed = self._feed()
+        self._begin_epoch(last_epoch)
         self.last_batch: list[Rollout] = []
         self.theta_s_is_old = False
         """theta_s still holds the weights before the last resync, to score the first fresh batch with."""
         self.prefix_kl: Metrics = {}
         self.prefix_kl_at: int | None = None
+        self.last_step: ReportHeader | None = None
         self.times: Metrics = {}
         self.mark = time.monotonic()
 
@@ -158,8 +157,12 @@ class Trainer:
         metrics = train_step(self.policy, self.snapshot, rollouts, self.config, step, self._pause, age)
         self.next_batch = step + 1
         self.last_batch = list(rollouts)
-        facts = trained_facts(rollouts, self.config.batch, step)
-        labels = {"batch/digest": batch_digest(rollouts), **facts, **around}
+        labels = {
+            "batch/digest": prompts_digest(r.prompt_ids for r in rollouts),
+            "batch/tickets": tickets_digest(r.header.ticket_id for r in rollouts),
+            **trained_facts(rollouts, self.config.batch, step),
+            **around,
+        }
         if error := next((r.header.reward_error for r in rollouts if r.header.reward_error), None):
             labels["reward/error"] = error[:200]
         self._report("step", step, {**self._with_times(metrics, step), **labels})
@@ -177,6 +180,9 @@ class Trainer:
                 raise StoppedError("the trainer was told to stop while waiting for rollouts")
             if command == RESYNC:
                 self.resync()
+                continue
+            if command == RENEW:
+                self.renew_epoch()
                 continue
             rollouts = self.feed.take() if self.feed else []
             if self.ranks.size > 1:
@@ -224,6 +230,20 @@ class Trainer:
         self.published_at = self.answered = self.next_batch
         if self.feed:
             self.feed.renew(self.version)
+
+    def renew_epoch(self) -> None:
+        """The server lost everything: start a new run epoch with the policy as it is."""
+        lost = f"the server lost what was in flight of epoch {self.epoch}; batch {self.next_batch} is"
+        self.version += 1
+        self.published_at = self.answered = self.first_batch = self.next_batch
+        if self.feed and self.last_step is not None:
+            self.feed.report(self.last_step)  # perhaps nobody read it; a reader that did drops it
+        self._begin_epoch(self.epoch)
+        self.publish(self.version)
+        self._report("started", self.next_batch)
+        if self.feed:
+            text = f"{lost} generated again as epoch {self.epoch}"
+            self.feed.event("warning", "streams_lost", text)
 
     def prefix_kl_due(self) -> bool:
         """Whether the resync at hand is one to measure KL around; if so, its first half is measured."""
@@ -277,12 +297,28 @@ class Trainer:
             self.times["weights/wire_bytes"] = float(self.broadcaster.last.wire_nbytes)
 
     def checkpoint_if_due(self) -> None:
-        """Checkpoint every trainer.checkpoint_every steps; acknowledge what is durable."""
-        every = self.config.trainer.checkpoint_every
-        if every and self.next_batch % every == 0:
+        """Checkpoint every trainer.checkpoint_every steps, or when what waits for one fills the server;
+        acknowledge what is durable.
+        """
+        every, full = self.config.trainer.checkpoint_every, self._server_fills_up()
+        if every and (self.next_batch % every == 0 or full):
             self.checkpoint()
         elif not every and self.feed:
             self.feed.durable()
+
+    def _server_fills_up(self) -> bool:
+        full = 0
+        if self.feed:
+            memory = self.feed.memory()
+            full = int(memory.fraction > PRESSURE)
+            self.times["redis/memory_mib"] = memory.used / 2**20
+            self.times["redis/memory_fraction"] = memory.fraction
+            if full:
+                log.warning(
+                    "the server's memory is %.0f%% full: checkpoint now, to let go of what was trained",
+                    100 * memory.fraction,
+                )
+        return bool(self.ranks.share_int(full))
 
     def checkpoint(self) -> None:
         """Write a checkpoint, then acknowledge the rollouts that it contains. Called by all ranks."""
@@ -298,6 +334,7 @@ class Trainer:
             dtype=trainer.dtype,
             model=self.config.model.name,
         )
+        self.checkpointed = self.next_batch
         with span("checkpoint", {"leeway.step": self.next_batch}):
             path = save_checkpoint(
                 self.place.out / "checkpoints", self.policy, state, trainer.keep_checkpoints
@@ -309,8 +346,7 @@ class Trainer:
 
     def finish(self) -> None:
         """The last checkpoint (unless it was just written), the model, the report."""
-        every = self.config.trainer.checkpoint_every
-        if not every or self.next_batch % every:
+        if self.checkpointed != self.next_batch:
             self.checkpoint()
         if self.config.output.save_model:
             export_model(
@@ -323,6 +359,13 @@ class Trainer:
         self._report("finished", self.next_batch)
 
     # -- parts -----------------------------------------------------------------------------------------
+
+    def _begin_epoch(self, last_epoch: int) -> None:
+        self.epoch = self.ranks.share_int(self._new_epoch(last_epoch))
+        self.broadcaster = Broadcaster(
+            self.config, self.ranks, self.place.client, self.place.keys, self.epoch
+        )
+        self.feed = self._feed()
 
     def _new_epoch(self, last_epoch: int) -> int:
         client, state = self.place.client, self.place.keys.state
@@ -363,8 +406,12 @@ class Trainer:
                 or self.broadcaster.keyframe_wanted()
             )
 
-        if self.feed.wait(wake, first=self.next_batch == self.first_batch):
-            return TRAIN
+        try:
+            if self.feed.wait(wake, first=self.next_batch == self.first_batch):
+                return TRAIN
+        except StreamsLostError as error:
+            log.warning("%s", error)
+            return RENEW
         return STOP if self.stopping else RESYNC
 
     def _pause(self) -> None:
@@ -404,7 +451,8 @@ class Trainer:
         }
         if self.feed:
             result["tokens/voided"] = float(self.feed.tokens_voided)
-            self.feed.tokens_voided = 0
+            result["rollouts/duplicates"] = float(self.feed.duplicates)
+            self.feed.tokens_voided = self.feed.duplicates = 0
         return result
 
     def _report(self, event: str, step: int, metrics: Mapping[str, float | str] | None = None) -> None:
@@ -413,16 +461,17 @@ class Trainer:
         found = metrics or {}
         observe(event, found)
         with span("report", messaging("send", self.place.keys.reports), kind="producer"):
-            self.feed.report(
-                ReportHeader.model_validate(
-                    {
-                        "event": event,
-                        "epoch": self.epoch,
-                        "step": step,
-                        "version": self.version,
-                        "age": self.next_batch - self.published_at,
-                        "metrics": found,
-                        "traceparent": traceparent(),
-                    }
-                )
+            header = ReportHeader.model_validate(
+                {
+                    "event": event,
+                    "epoch": self.epoch,
+                    "step": step,
+                    "version": self.version,
+                    "age": self.next_batch - self.published_at,
+                    "metrics": found,
+                    "traceparent": traceparent(),
+                }
             )
+            if event == "step":
+                self.last_step = header
+            self.feed.report(header)

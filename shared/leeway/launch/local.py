@@ -22,13 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import redis
 
 from leeway.config import RunConfig
 from leeway.config_load import dump_config
+from leeway.diagnose import describe_tickets
 from leeway.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
+    EXIT_POISONED,
     EXIT_STALLED,
     EXIT_USAGE,
     LeewayError,
@@ -40,12 +43,16 @@ from leeway.launch.place import Place, published
 from leeway.launch.record import Recorder, write_atomic
 from leeway.launch.services import Service, describe_exit, stop_all
 from leeway.launch.table import View, open_view
-from leeway.messages import Event, Report, ReportHeader, SamplerStatus, Verdict, decode
+from leeway.messages import Event, Report, ReportHeader, Verdict, decode, decode_status
 from leeway.redis_server import EmbeddedRedis
-from leeway.streams import SCALE_FIELD, Keys, RedisUnavailable, Tail, connect, retrying
+from leeway.streams import SCALE_FIELD, Keys, RedisUnavailable, Tail, client_name, connect, retrying
 
 REDIS_ENV = "LEEWAY_REDIS_URL"
 POLL_S = 0.2
+SERVER_S = 1.0
+"""Longest wait for the server in one pass of the loop: in between the launcher looks whether it died."""
+RESTARTS = 3
+"""Of the controller, and of a server of the run's own."""
 CONFIG_FILE = "config.yaml"
 SERVICES_CONFIG = ".services.yaml"
 """What the processes read; it becomes CONFIG_FILE once the trainer has started with it."""
@@ -167,6 +174,15 @@ def plan_samplers(names: list[str], wanted: int) -> tuple[set[str], list[str]]:
     return set(names[wanted:]), names[:wanted]
 
 
+def is_repeat(last: ReportHeader | None, report: ReportHeader) -> bool:
+    """True for a report that was written again because the answer to its first writing was lost."""
+    return last is not None and (last.epoch, last.event, last.step) == (
+        report.epoch,
+        report.event,
+        report.step,
+    )
+
+
 class StopRequest:
     """SIGINT, SIGTERM and SIGHUP while it is entered: remembered, and looked at by `check`.
 
@@ -210,6 +226,9 @@ class LocalRun:
         self.leaving: list[Service] = []
         """Samplers that were told to drain and go."""
         self.reward_errors: set[str] = set()
+        self.server: EmbeddedRedis | None = None
+        self.server_restarts = 0
+        self.last_report: ReportHeader | None = None
 
     def run(self) -> Result:
         """Prepare, start, watch, stop. Raises UsageError when the output directory cannot be used."""
@@ -250,7 +269,8 @@ class LocalRun:
         self.stop.immediate = True
         check_ports(self.config)
         load_task(self.config.task)
-        self.has_checkpoint = self.resume and check_checkpoint(self.out, self.config)
+        if self.resume:
+            check_checkpoint(self.out, self.config)
         url = self._redis_url(stack)
         self.client = self._connect(url)
         stack.callback(self.client.close)
@@ -277,14 +297,20 @@ class LocalRun:
 
     def _connect(self, url: str) -> redis.Redis:
         try:
-            return connect(url, socket_timeout_s=self.config.redis.socket_timeout_s, wait_s=5.0)
+            return connect(
+                url,
+                socket_timeout_s=self.config.redis.socket_timeout_s,
+                wait_s=5.0,
+                name=client_name(self.run_id, "launcher"),
+            )
         except RedisUnavailable as exc:
             raise UsageError(f"{exc}; start that server, or leave --redis and redis.url away") from exc
 
     def _redis_url(self, stack: ExitStack) -> str:
         if self.config.redis.url:
             return self.config.redis.url
-        server = EmbeddedRedis(maxmemory_mib=self.config.redis.maxmemory_mib)
+        settings = self.config.redis
+        server = EmbeddedRedis(maxmemory_mib=settings.maxmemory_mib, appendonly=settings.appendonly)
         stack.callback(server.stop)
         self.server = server.start()
         return server.url
@@ -309,10 +335,14 @@ class LocalRun:
             f"env:{REDIS_ENV}",
         ]
         common += ["--model", str(model)]
-        env = {REDIS_ENV: url, "TOKENIZERS_PARALLELISM": "false"}
+        urls = {"controller": url, "trainer": url, "sampler": url, **self.config.redis.service_urls}
+        env = {name: {REDIS_ENV: place, "TOKENIZERS_PARALLELISM": "false"} for name, place in urls.items()}
         python = [sys.executable, "-m"]
         self.controller = self._service(
-            "controller", [*python, "leeway_controller", *common, *self._metrics_port(0)], env, max_restarts=3
+            "controller",
+            [*python, "leeway_controller", *common, *self._metrics_port(0)],
+            env["controller"],
+            max_restarts=RESTARTS,
         )
         trainer = [*python, "leeway_trainer"]
         if self.config.trainer.ranks > 1:
@@ -325,12 +355,14 @@ class LocalRun:
                 "--",  # torchrun would take our --run for its own --run-path
                 "leeway_trainer",
             ]
-        trainer += [*common, *self._metrics_port(1), "--out", str(self.out)] + (
-            ["--resume", str(self.out)] if self.has_checkpoint else []
+        trainer += [*common, *self._metrics_port(1), "--out", str(self.out)]
+        self.trainer = self._service(
+            "trainer", trainer, env["trainer"], max_restarts=self.config.trainer.max_restarts
         )
-        self.trainer = self._service("trainer", trainer, env)
+        if self.resume:
+            self._resume_trainer()
         self.samplers: list[Service] = []
-        self.sampler_command = [*python, "leeway_sampler", *common], env
+        self.sampler_command = [*python, "leeway_sampler", *common], env["sampler"]
         for _ in range(self.config.sampler.replicas):
             self._add_sampler()
         for service in self.services:
@@ -347,7 +379,11 @@ class LocalRun:
 
     def _scale(self) -> None:
         """Start or drain samplers as `leeway scale samplers` asked."""
-        raw: Any = self.client.hget(self.keys.state, SCALE_FIELD)
+        raw: Any = retrying(
+            lambda: self.client.hget(self.keys.state, SCALE_FIELD),
+            budget_s=SERVER_S,
+            what="reading the scale",
+        )
         wanted = int(raw) if raw else self.wanted_samplers
         if wanted == self.wanted_samplers:
             return
@@ -371,43 +407,93 @@ class LocalRun:
         self.services.append(service)
         return service
 
+    def _resume_trainer(self) -> bool:
+        """Let the trainer's next start go on from the last checkpoint; False when there is none."""
+        if not (self.out / "checkpoints" / "latest").exists():
+            return False
+        if "--resume" not in self.trainer.argv:
+            self.trainer.argv += ["--resume", str(self.out)]
+        return True
+
     # -- watch ------------------------------------------------------------------------
 
     def _watch(self) -> None:
         """Until trainer and controller are done. Raises RunFailed, StalledError or Interrupted."""
-        budget = self.config.redis.reconnect_s
         tails = [
-            Tail(self.client, stream, budget_s=budget)
+            Tail(self.client, stream, budget_s=SERVER_S)
             for stream in (self.keys.reports, self.keys.verdicts, self.keys.events)
         ]
-        began = time.monotonic()
+        began = answered = self.progress_at = time.monotonic()
         while True:
             self.stop.check()
+            self._keep_server()
             done = self.trainer.poll() == 0
-            self._drain(*tails)
+            try:
+                self._drain(*tails)
+                self._scale()
+                answered = time.monotonic()
+            except RedisUnavailable:
+                if time.monotonic() - answered > self.config.redis.reconnect_s:
+                    raise
+                continue
             if done:
                 return
             self._check_services()
-            self._scale()
+            self._check_progress()
             self._show_status(time.monotonic() - began)
+            self._after_pass()
             time.sleep(POLL_S)
+
+    def _check_progress(self) -> None:
+        """Controller and trainer watch the run and each other; this is for the case that both hang."""
+        limit = self.config.sync.stall_timeout_s
+        if not self.recorder.rows:
+            limit = max(limit, self.config.sampler.start_timeout_s)
+        silent = time.monotonic() - self.progress_at
+        if silent > 2 * limit:
+            states = (f"{s.name} {psutil.Process(s.pid).status()}" for s in self.services if s.running)
+            raise StalledError(
+                f"no report for {silent:.0f} s, and neither controller nor trainer said why; "
+                f"processes: {', '.join(states)}; {describe_tickets(self.client, self.keys)}"
+            )
+
+    def _after_pass(self) -> None:
+        """Called after every pass of the loop; a chaos run injects its faults here."""
+
+    def _on_report(self, report: ReportHeader) -> None:
+        """Called with every report, also those of steps that are trained again later."""
+
+    def _keep_server(self) -> None:
+        """Start a server of the run's own again when it died."""
+        if self.server is None or self.server.returncode is None:
+            return
+        died = f"the Redis server ended ({describe_exit(self.server.returncode)})"
+        if self.server_restarts >= RESTARTS:
+            raise RunFailed(f"{died} {RESTARTS + 1} times; its log:\n{self.server.log_tail()}", EXIT_FAILED)
+        self.server_restarts += 1
+        self.server.restart()
+        lost = "nothing is lost" if self.server.appendonly else "what was in flight is generated again"
+        self.view.note(f"{died} and was started again; {lost}")
 
     def _drain(self, reports: Tail, verdicts: Tail, events: Tail) -> None:
         raw: Any = retrying(
-            lambda: self.client.hgetall(self.keys.samplers),
-            budget_s=self.config.redis.reconnect_s,
-            what="reading samplers",
+            lambda: self.client.hgetall(self.keys.samplers), budget_s=SERVER_S, what="reading samplers"
         )
-        self.statuses = [SamplerStatus.model_validate_json(value) for value in raw.values()]
+        self.statuses = [decode_status(value) for value in raw.values()]
         self.recorder.samplers.update(self.statuses)
-        self.checks.update(budget_s=self.config.redis.reconnect_s)
+        self.checks.update(budget_s=SERVER_S)
         self.recorder.check_counts = self.checks.counts()
         for entry in events.read(block_s=None):
             event = decode(Event, entry.fields).header
             if event.level != "info":
                 self.view.note(f"{event.source}: {event.text}")
-        for entry in reports.read(block_s=None):
-            report = decode(Report, entry.fields).header
+        # One at a time: the server may go away in between, and none that was read may be forgotten.
+        while entries := reports.read(count=1, block_s=None):
+            report = decode(Report, entries[0].fields).header
+            if is_repeat(self.last_report, report):
+                continue
+            self.last_report, self.progress_at = report, time.monotonic()
+            self._on_report(report)
             if report.event == "started":
                 self.began = True
                 write_atomic(self.out / CONFIG_FILE, dump_config(self.config))
@@ -439,23 +525,30 @@ class LocalRun:
                 continue
             if service in self.leaving:
                 continue  # it was told to go; a dead one's tickets are claimed by others
+            hint = where = ""
             if service is self.trainer:
                 if code == 0:
                     continue
-                hint = f"\ngo on from the last checkpoint with: leeway run --resume {self.out}"
-                self._fail(service, code, hint if (self.out / "checkpoints" / "latest").exists() else "")
-            if code in (EXIT_USAGE, EXIT_STALLED) or not service.restart():
-                self._fail(service, code)
-            self.view.note(f"{service.name} ended ({describe_exit(code)}) and was started again")
+                where = " from the beginning"
+                if self._resume_trainer():
+                    where = " from the last checkpoint"
+                    hint = f"\ngo on from the last checkpoint with: leeway run --resume {self.out}"
+            if code in (EXIT_USAGE, EXIT_STALLED, EXIT_POISONED) or not service.restart():
+                self._fail(service, code, hint)
+            self.view.note(f"{service.name} ended ({describe_exit(code)}) and was started again{where}")
 
     def _fail(self, service: Service, code: int, hint: str = "") -> None:
         tail = service.log_tail()
+        if code == EXIT_POISONED:
+            for other in self.samplers:
+                if other.restarts and other is not service:
+                    hint += f"\nthe end of {other.log_path}, which was started again:\n{other.log_tail()}"
         message = (
             f"{service.name} ended ({describe_exit(code)}); the end of {service.log_path}:\n{tail}{hint}"
         )
         if code == EXIT_STALLED:
             raise StalledError(message)
-        raise RunFailed(message, EXIT_USAGE if code == EXIT_USAGE else 1)
+        raise RunFailed(message, code if code in (EXIT_USAGE, EXIT_POISONED) else EXIT_FAILED)
 
     def _show_status(self, seconds: float) -> None:
         if self.recorder.rows:

@@ -8,6 +8,8 @@ from typing import Any
 
 from leeway.tasks.base import Message, TaskError, TaskItem, check_index
 
+MAX_LINE_BYTES = 16 << 20
+
 
 class JsonlTask:
     """The lines of a file. Every line is checked at load; blank lines are skipped.
@@ -44,7 +46,9 @@ def _read_items(path: Path, prompt_field: str, answer_field: str) -> list[TaskIt
     items: list[TaskItem] = []
     try:
         with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
+            for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES + 1), b""), start=1):
+                if len(line) > MAX_LINE_BYTES:
+                    raise TaskError(f"{path}, line {number}: longer than {MAX_LINE_BYTES} bytes")
                 if line.strip():
                     record = _read_record(line, f"{path}, line {number}")
                     where = f"{path}, line {number}"

@@ -2,7 +2,7 @@
 
 A reward function is foreign code: it may hang, crash, raise or return nonsense. Whatever it does, a rollout
 ends with a reward (`task.error_reward` and a reason), because a dropped rollout would make the batch depend
-on the outcome. Threads cannot be killed, so scoring runs in processes.
+on the outcome. Threads cannot be killed, so scoring runs in processes, with limits on time and memory.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import logging
 import math
 import multiprocessing
 import os
+import resource
 import signal
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
+
+import psutil
 
 from leeway.config import TaskConfig
 from leeway.process import die_with_parent
@@ -189,12 +192,26 @@ def _start_worker(config: dict[str, Any], owner_pid: int) -> None:
         TaskError
     ) as error:  # reported by every scoring; a worker that fails to start would be restarted forever
         _worker.problem = str(error)
+    if task_config.reward_memory_mib is not None:
+        _limit_memory(task_config.reward_memory_mib)
+
+
+def _limit_memory(mib: int) -> None:
+    """No more than `mib` beyond the present address space: an allocation beyond it fails (MemoryError)."""
+    limit = psutil.Process().memory_info().vms + (mib << 20)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 def _score(index: int, response: str) -> float:
     if _worker.task is None or _worker.reward is None:
         raise TaskError(_worker.problem)
-    return float(_worker.reward(_worker.task.item(index), response))
+    try:
+        return float(_worker.reward(_worker.task.item(index), response))
+    except MemoryError:
+        pass  # raised anew below: this one holds what the function had allocated
+    raise MemoryError("it took more memory than task.reward_memory_mib allows")
 
 
 def _ping() -> None:

@@ -21,6 +21,12 @@ def obey(response, answer, metadata):
             os._exit(int(code))
         case ["sys-exit"]:
             sys.exit(3)
+        case ["allocate", mib]:
+            return float(len(bytearray(int(mib) << 20)) > 0)
+        case ["allocate-for-ever"]:
+            held = []
+            while True:
+                held.append(bytearray(64 << 20))
         case ["abort"]:
             os.abort()
         case ["raise"]:

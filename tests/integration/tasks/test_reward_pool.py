@@ -55,6 +55,17 @@ async def test_every_misbehaviour_is_a_reward_with_a_reason(config):
             assert (good.value, good.error) == (0.5, None)
 
 
+async def test_memory_is_limited(config):
+    config = config.model_copy(update={"reward_memory_mib": 200, "reward_timeout_s": 10.0})
+    async with RewardPool(config) as pool:
+        for response in ("allocate 400", "allocate-for-ever"):
+            result = await pool.score(0, response)
+            assert result.value == ERROR_REWARD
+            assert "MemoryError: it took more memory than task.reward_memory_mib" in (result.error or "")
+        result = await pool.score(0, "allocate 100")  # the worker goes on, and what it took is free again
+        assert (result.value, result.error) == (1.0, None)
+
+
 async def test_items_are_those_of_the_task(config):
     task = load_task(config)
     async with RewardPool(config) as pool:

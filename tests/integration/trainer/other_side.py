@@ -39,7 +39,8 @@ class OtherSide:
         self.verdicts, self.edit = verdicts, edit or (lambda rollout: [rollout])
         self.reports: list[ReportHeader] = []
         self.manifests: list[WeightManifest] = []
-        self.awaiting = -1
+        self.awaiting = (-1, -1)
+        """(epoch, version) that the next batch is drawn under."""
         self.hold = threading.Event()
         self._reports = Tail(client, keys.reports)
         self._manifests = Tail(client, keys.weights)
@@ -71,13 +72,13 @@ class OtherSide:
             for entry in self._manifests.read(block_s=None):
                 manifest = parse_manifest(entry.fields)
                 self.manifests.append(manifest)
-                if manifest.version >= self.awaiting:
+                if (manifest.epoch, manifest.version) >= self.awaiting:
                     self._generate(manifest.step, manifest.epoch, manifest.version)
 
     def _on_report(self, report: ReportHeader) -> None:
         self.reports.append(report)
         if report.event == "resync_failed":
-            self.awaiting = -1
+            self.awaiting = (-1, -1)
             self._generate(report.step, report.epoch, report.version)
         if report.event != "step":
             return
@@ -98,7 +99,7 @@ class OtherSide:
             )
             append(self.client, self.keys.verdicts, Verdict(header))
         if decision.reason:
-            self.awaiting = report.version + 1
+            self.awaiting = (report.epoch, report.version + 1)
         elif not last:
             self._generate(report.step + 1, report.epoch, report.version)
 

@@ -13,9 +13,11 @@ from trainer_support import make_rollout, run_config
 
 from leeway.errors import StalledError
 from leeway.messages import Event, SamplerStatus, Verdict, VerdictHeader, decode
-from leeway.streams import Tail, append, now
+from leeway.redis_server import EmbeddedRedis
+from leeway.streams import EPOCH_FIELD, Tail, append, connect, now
 from leeway.weights import ChunkSource, HostCopy
 from leeway_trainer.checkpoint import find_checkpoint, read_state
+from leeway_trainer.feed import SupersededError
 from leeway_trainer.model import load_policy_model
 from leeway_trainer.train import Place, StoppedError, Trainer
 
@@ -268,6 +270,82 @@ def test_a_stall_names_the_slots(tiny_dir, ranks, place, client, keys):
         pytest.raises(StalledError, match="1 of batch 0: 1/2"),
     ):
         Trainer(config, ranks, place).run()
+
+
+def test_a_server_that_fills_up_gets_an_early_checkpoint(tiny_dir, ranks, tmp_path, keys):
+    with EmbeddedRedis(maxmemory_mib=64) as server:
+        client = connect(server.url)
+        place = Place(str(tiny_dir), tmp_path / "run", keys, client)
+        config = run_config(
+            tiny_dir, trainer=trainer(steps=4, checkpoint_every=100), sync={"stall_timeout_s": 20.0}
+        )
+        with OtherSide(client, keys, config) as other:
+            run = Trainer(config, ranks, place)
+            original, pending = run.checkpoint_if_due, []
+
+            def fill_after_two() -> None:
+                if run.next_batch == 2:
+                    client.config_set("maxmemory", int(client.info("memory")["used_memory"] / 0.8))
+                elif run.next_batch == 3:
+                    client.config_set("maxmemory", 64 << 20)
+                original()
+                pending.append(client.xpending(keys.rollouts, "trainer")["pending"])
+
+            run.checkpoint_if_due = fill_after_two
+            run.run()
+            other.wait_for(lambda: other.reports[-1].event == "finished")
+        saved = sorted(p.name for p in (place.out / "checkpoints").glob("step-*"))
+        assert saved == ["step-000002", "step-000004"]
+        assert pending[0] >= 6 and pending[1] < pending[0], "what the checkpoint holds was let go"
+        fractions = [r.metrics.get("redis/memory_fraction", 0) for r in other.steps()]
+        assert fractions[2] == pytest.approx(0.8, abs=0.1), "said in the report after"
+        client.close()
+
+
+def test_a_server_that_lost_everything_gets_a_new_epoch_of_the_same_policy(
+    tiny_dir, ranks, place, client, keys
+):
+    config = run_config(tiny_dir, trainer=trainer(steps=4), sync={"max_age": None, "stall_timeout_s": 20.0})
+    with OtherSide(client, keys, config) as other:
+        run = Trainer(config, ranks, place)
+        original, theta = run.checkpoint_if_due, {}
+
+        def lose_after_two() -> None:
+            original()
+            if run.next_batch == 2 and not theta:
+                other.wait_for(lambda: len(other.steps()) == 2)
+                client.flushall()
+                theta.update(
+                    {n: p.detach().bfloat16().clone() for n, p in run.policy.model.lm.named_parameters()}
+                )
+
+        run.checkpoint_if_due = lose_after_two
+        run.run()
+        other.wait_for(lambda: other.reports[-1].event == "finished")
+    assert [(r.event, r.step, r.epoch - run.epoch) for r in other.reports] == [
+        ("started", 0, -1),
+        ("step", 0, -1),
+        ("step", 1, -1),
+        ("step", 1, -1),  # once more, because it may have been lost; readers drop it
+        ("started", 2, 0),
+        ("step", 2, 0),
+        ("step", 3, 0),
+        ("finished", 4, 0),
+    ]
+    copy = HostCopy()
+    copy.advance(ChunkSource(client), keys, other.manifests[-1:])
+    sent = copy.tensors()
+    assert all(torch.equal(sent[name], tensor) for name, tensor in theta.items()), "nothing was unlearned"
+    events = [decode(Event, fields).header for _, fields in client.xrange(keys.events)]
+    assert [e.name for e in events] == ["streams_lost"]
+    assert "batch 2 is generated again" in events[0].text
+
+
+def test_a_trainer_that_was_replaced_ends(tiny_dir, ranks, place, client, keys):
+    run = Trainer(run_config(tiny_dir, trainer=trainer()), ranks, place)
+    client.hincrby(keys.state, EPOCH_FIELD, 1)
+    with pytest.raises(SupersededError, match="the newest one goes on"):
+        run.run()
 
 
 def test_stop_ends_the_wait_at_once(tiny_dir, ranks, place):

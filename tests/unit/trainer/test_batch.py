@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leeway.messages import Rollout, RolloutHeader
-from leeway_trainer.batch import BatchError, batch_digest, build_micro_batch, plan_micro_batches
+from leeway_trainer.batch import BatchError, build_micro_batch, plan_micro_batches
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(16, 120), st.integers(1, 4))
@@ -94,11 +94,3 @@ def test_lengths_make_the_masks_whatever_ids_stand_there(seed):
 def test_untrainable_rollouts_are_named(item, message):
     with pytest.raises(BatchError, match=f"rollout t: {message}"):
         build_micro_batch([item], [0], temperature=1.0, vocabulary=10)
-
-
-def test_the_digest_tells_prompts_and_their_order() -> None:
-    def digest(*prompts, answer=5):
-        return batch_digest([rollout(prompt, [answer], [[(answer, 0.5)]]) for prompt in prompts])
-
-    assert digest([1, 2], [3]) == digest([1, 2], [3], answer=7)
-    assert len({digest([1, 2], [3]), digest([3], [1, 2]), digest([1, 2]), digest([1], [2, 3])}) == 4

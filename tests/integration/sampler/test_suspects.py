@@ -1,0 +1,142 @@
+"""Tickets that come back from dead samplers: drawn alone, and the one that kills is named. Real Redis; the
+engine is played, because here it is its death that matters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from leeway.config import RunConfig
+from leeway.errors import EXIT_POISONED
+from leeway.messages import Event, Rollout, Ticket, TicketHeader, decode, encode
+from leeway.streams import TICKETS_GROUP, Consumer, Tail, add_fields
+from leeway.tasks import RewardResult
+from leeway_sampler.generation import Generation
+from leeway_sampler.serve import Sampler
+from leeway_sampler.suspects import PoisonedTicketError
+
+CONFIG = RunConfig.model_validate(
+    {"task": {"kind": "digits"}, "sampler": {"max_deliveries": 3}, "checks": {"probe_draws": 0}}
+)
+
+
+class Engine:
+    """Answers after a moment, and remembers which tickets were in work at the same time."""
+
+    epoch, version, digest = 0, 1, "d"
+
+    def __init__(self, seconds: float = 0.05) -> None:
+        self.seconds, self.working, self.together = seconds, set(), []
+
+    def healthy(self):
+        return True
+
+    async def generate(self, request_id, prompt_ids, seed, max_new_tokens):
+        self.working.add(request_id)
+        self.together.append(set(self.working))
+        await asyncio.sleep(self.seconds)
+        self.working.discard(request_id)
+        ids = np.array([3, 4], np.int32)
+        logp = np.array([-1.0, -2.0], np.float32)
+        return Generation(ids, logp, np.array([0, 1, 2], np.int32), ids, logp, "stop", ((0, 2, 1),), False)
+
+
+class Rewards:
+    async def score(self, item, text):
+        return RewardResult(1.0)
+
+
+def sampler(client, keys, engine, name="s0"):
+    made = Sampler(client, keys, CONFIG, engine, Rewards(), lambda ids: "", name)
+    made.watcher.wanted = (0, 1)
+    made.watcher.ready.set()
+    return made
+
+
+def tickets(client, keys, count):
+    for index in range(count):
+        header = TicketHeader(
+            ticket_id=f"t{index}", epoch=0, version=1, batch=0, group=0, index=index, item=index, seed=index,
+            max_new_tokens=8,
+        )  # fmt: skip
+        add_fields(client, keys.tickets, encode(Ticket(header, np.array([5], np.int32))))
+
+
+def die_with(client, keys, times, name="s0"):
+    """`times` samplers take everything and die."""
+    for _ in range(times):
+        Consumer(client, keys.tickets, TICKETS_GROUP, name).read(100, 0.1)
+
+
+async def settle(made):
+    while made._work:
+        await asyncio.wait(made._work)
+
+
+def answered(client, keys):
+    return [
+        decode(Rollout, e.fields).header.ticket_id for e in Tail(client, keys.rollouts).read(block_s=None)
+    ]
+
+
+async def test_after_one_or_two_deaths_tickets_are_drawn_together(client, keys):
+    tickets(client, keys, 4)
+    die_with(client, keys, 1)
+    engine = Engine()
+    again = sampler(client, keys, engine)
+    await again._accept(again.tickets.read(10, 0.1))
+    await settle(again)
+    assert max(map(len, engine.together)) == 4
+    assert sorted(answered(client, keys)) == ["t0", "t1", "t2", "t3"]
+
+
+async def test_after_more_deaths_each_is_drawn_alone_and_the_innocent_are_answered(client, keys):
+    tickets(client, keys, 4)
+    die_with(client, keys, 2)
+    engine = Engine()
+    third = sampler(client, keys, engine)
+    await third._accept(third.tickets.read(10, 0.1))
+    assert max(map(len, engine.together)) == 1
+    assert answered(client, keys) == ["t0", "t1", "t2", "t3"]
+    assert client.hlen(keys.suspects) == 0
+
+
+async def test_the_ticket_that_kills_is_named_and_no_other(client, keys):
+    tickets(client, keys, 3)
+    die_with(client, keys, 2)
+    third = sampler(client, keys, Engine())
+    await third._accept(third.tickets.read(1, 0.1))  # t0 is innocent
+    slow = sampler(client, keys, Engine(seconds=60))
+    accepting = asyncio.create_task(slow._accept(slow.tickets.read(10, 0.1)))
+    for _ in range(500):
+        if client.hlen(keys.suspects):
+            break
+        await asyncio.sleep(0.01)
+    accepting.cancel()  # dies with t1 in work, and t2 behind it
+    for task in slow._work:
+        task.cancel()
+    last = sampler(client, keys, Engine())
+    entries = last.tickets.read(10, 0.1)
+    with pytest.raises(PoisonedTicketError, match=r"ticket t1 \(item 1 .* handed out 4 times") as caught:
+        await last._accept(entries)
+    assert caught.value.exit_code == EXIT_POISONED
+    events = [decode(Event, e.fields).header for e in Tail(client, keys.events).read(block_s=None)]
+    assert [e.name for e in events] == ["ticket_poisoned"]
+    assert answered(client, keys) == ["t0"]
+    assert client.xlen(keys.tickets) == 2, "t1 and t2 are still there: nothing is dropped"
+
+
+async def test_a_sampler_that_is_told_to_stop_hands_suspects_back(client, keys):
+    tickets(client, keys, 2)
+    die_with(client, keys, 2)
+    third = sampler(client, keys, Engine())
+    third.stop()
+    third.engine = SimpleNamespace(abort_all=None)
+    await third._accept(third.tickets.read(10, 0.1))
+    await third._drain()
+    assert client.xlen(keys.tickets) == 2
+    assert client.xpending(keys.tickets, TICKETS_GROUP)["pending"] == 0
