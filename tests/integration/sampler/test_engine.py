@@ -15,11 +15,20 @@ import redis
 import torch
 from sampler_support import perturbed, reference_logp, save_tiny_model
 
+from leeway.checks.stats import chi_square_z
 from leeway.config import RunConfig
 from leeway.streams import Keys, connect
 from leeway.weights import WeightManifest, publish_weights
-from leeway_sampler.engine import EngineError, GenerationAborted, SamplerEngine, WeightsRefused, WeightsTorn
+from leeway_sampler.engine import (
+    EngineError,
+    GenerationAborted,
+    SamplerEngine,
+    WeightsRefused,
+    WeightsTorn,
+    banning,
+)
 from leeway_sampler.generation import Generation, Head
+from leeway_sampler.probe import Prober
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 CONFIG = {"task": {"kind": "digits"}, "model": {"max_length": 160}, "sampling": {"head_tokens": 64}}
@@ -163,6 +172,33 @@ async def test_a_truncated_distribution_sums_to_one(rig):
     start, end = generation.head_offsets[:2]
     kept = logits[0, generation.head_ids[start:end]]
     np.testing.assert_allclose(generation.head_logp[start:end], kept.log_softmax(0), atol=0.1)
+
+
+async def test_a_probe_finds_the_reported_distribution_in_what_is_drawn(rig):
+    await rig.resync()
+    prober = Prober(rig.engine, 512)
+    assert not prober.asked(1), "no prompt is known yet"
+    assert prober.due(np.array(PROMPT * 2, dtype=np.int32))
+    await prober.run()
+    probe = prober.result
+    assert (probe.version, probe.draws, probe.request) == (rig.version, 512, 0)
+    assert probe.dof >= 2
+    assert chi_square_z(probe.chi2, probe.dof) < 5
+    assert not prober.due(np.array(PROMPT, dtype=np.int32)), "once a version"
+    assert prober.asked(1) and not prober.asked(1)
+    await prober.run()
+    assert (prober.result.request, prober.result.chi2 != probe.chi2) == (1, True), "other draws"
+    assert (rig.engine.bans, rig.engine.logprobs_mode) == ([], "processed_logprobs")
+
+
+async def test_settings_that_ban_tokens_are_named():
+    from vllm import SamplingParams
+
+    assert banning(SamplingParams(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, max_tokens=3)) == []
+    params = SamplingParams(min_tokens=2, ignore_eos=True, repetition_penalty=1.1, logit_bias={3: -100.0})
+    assert [name.split("=")[0] for name in banning(params)] == [
+        "min_tokens", "ignore_eos", "logit_bias", "repetition_penalty",
+    ]  # fmt: skip
 
 
 async def test_old_keys_and_values_are_not_found_again(rig):
