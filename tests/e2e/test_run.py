@@ -71,6 +71,17 @@ def test_a_whole_run(start_run: StartRun) -> None:
     assert report.returncode == 0, report.stderr
     assert "plotly" in Path(report.stdout.strip()).read_text().lower()
 
+    doctor = subprocess.run(
+        [sys.executable, "-m", "leeway.cli", "doctor", str(run.out), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert doctor.returncode == 0, doctor.stdout
+    checks = json.loads(doctor.stdout)["checks"]
+    assert {record["worst"]["status"] for record in checks.values()} == {"ok"}
+    assert len(checks) > 15
+
 
 REFUSALS = {
     "missing model": ({"model": {"name": "./no/such/model", "params": {}}}, (), "no/such/model"),

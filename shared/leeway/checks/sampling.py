@@ -73,24 +73,21 @@ class Support:
 
 
 class Calibration:
-    """How often the most likely token was drawn, against how often the reports say it should be."""
+    """How often the first token of the head was drawn, against how often the reports say it should be.
+
+    Samplers put the most likely one first; any choice made before the draw would do.
+    """
 
     def __init__(self) -> None:
         self._z = RunningZ(WINDOW * 16)
 
     def add(self, rollout: Rollout) -> None:
         """Take in one rollout."""
-        starts = rollout.head_offsets[:-1]
+        first = rollout.head_offsets[:-1]
         if (np.diff(rollout.head_offsets) < 1).any():
             return
-        best = np.array(
-            [
-                start + int(np.argmax(rollout.head_logp[start:end]))
-                for start, end in zip(starts, rollout.head_offsets[1:], strict=True)
-            ]
-        )
-        p = np.minimum(np.exp(rollout.head_logp[best].astype(np.float64)), 1.0)
-        hit = rollout.head_ids[best] == rollout.response_ids
+        p = np.minimum(np.exp(rollout.head_logp[first].astype(np.float64)), 1.0)
+        hit = rollout.head_ids[first] == rollout.response_ids
         self._z.add(float((hit - p).sum()), float((p * (1 - p)).sum()), p.size)
 
     def result(self) -> CheckResult | None:

@@ -148,3 +148,25 @@ def test_directory_that_is_missing_or_no_run(tmp_path):
 def test_running_mean_skips_missing_values():
     assert running_mean([1.0, None, 3.0, 5.0], 2) == [1.0, 1.0, 3.0, 4.0]
     assert running_mean([None], 3) == [None]
+
+
+def test_checks_are_on_the_page_and_open_when_one_is_bad(tmp_path):
+    result = {
+        "name": "numerics/log_ratio",
+        "status": "ok",
+        "value": 1.5,
+        "threshold": 20.0,
+        "evidence": "calm",
+    }
+    record = {"latest": result, "worst": result, "at": 1.0}
+    write_run(tmp_path, [row(0)])
+    assert "None were recorded" in page(tmp_path)
+    (tmp_path / "checks.json").write_text(json.dumps({"numerics/log_ratio": record}))
+    assert "1 of 1 ok" in page(tmp_path)
+    record["worst"] = {**result, "status": "fail", "value": 25.0, "evidence": "a <b> ratio"}
+    (tmp_path / "checks.json").write_text(json.dumps({"numerics/log_ratio": record}))
+    text = page(tmp_path)
+    assert "<details open>" in text
+    assert "a &lt;b&gt; ratio" in text
+    (tmp_path / "checks.json").write_text("{")
+    assert "cannot be read as check results" in page(tmp_path)
