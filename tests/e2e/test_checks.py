@@ -19,7 +19,7 @@ LEARNS: dict[str, Any] = {
     "model": {"params": {"hidden": 64, "layers": 2, "warmup_steps": 300, "target_accuracy": 0.9}},
     "batch": {"prompts": 8, "group_size": 8},
     "checks": {"sample_fraction": 1.0, "self_prefix_every": 1},
-    "trainer": {"steps": 8, "learning_rate": 1e-3},
+    "trainer": {"steps": 6, "learning_rate": 1e-3},
 }
 """A run that has something to check: a model that knows a little, and steps that change it."""
 
@@ -42,7 +42,7 @@ def with_status(report: dict[str, Any], status: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize(
     "sampling",
     [{}, {"temperature": 0.7}, {"top_p": 0.8, "top_k": 12}, {"min_p": 0.1, "top_k": 12, "temperature": 1.3}],
@@ -50,7 +50,7 @@ def with_status(report: dict[str, Any], status: str) -> dict[str, str]:
 )
 def test_a_clean_run_passes_every_check(start_run: StartRun, sampling: dict[str, Any]) -> None:
     run = start_run(**LEARNS, sampling=sampling)
-    code, output = run.finish(400)
+    code, output = run.finish(900)
     assert code == 0, output
     code, report = doctor(str(run.out))
     assert not with_status(report, "warn")
@@ -58,35 +58,38 @@ def test_a_clean_run_passes_every_check(start_run: StartRun, sampling: dict[str,
     assert (code, report["status"]) == (0, "ok")
     # Age within versions needs more steps, repetition longer responses.
     assert set(report["not_measured"]) <= {"deferral/age", "collapse/repetition", "collapse/reward"}
-    assert all("checks/fail" in row for row in run.rows()[1:])
+    assert all("checks/fail" in row for row in run.rows()[2:])
 
 
-EXPECTED = {
-    "raw_logprobs": (
+PLANTED: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "label_moved reward_filter": (
+        {},
+        {"version/resync_took", "reward_filter/groups", "reward_filter/rewards", "deferral/selection"},
+    ),
+    "stale_tied_head first_finished": (
+        {},
+        {"version/resync_took", "numerics/discrepancy", "deferral/outstanding"},
+    ),
+    "raw_logprobs reencoded_text nan_logprob": (
         {"temperature": 0.6},
-        {"sampling_distribution/calibration", "sampling_distribution/ratio_mean"},
+        {"sampling_distribution/calibration", "retokenisation/ids_unchanged", "numerics/non_finite"},
     ),
     "top_p_without_support": ({}, {"sampling_distribution/ratio_mean"}),
-    "stale_tied_head": ({}, {"version/resync_took", "numerics/discrepancy"}),
-    "label_moved": ({}, {"version/resync_took"}),
-    "reencoded_text": ({}, {"retokenisation/ids_unchanged"}),
-    "reward_filter": ({}, {"reward_filter/groups", "reward_filter/rewards", "deferral/selection"}),
-    "first_finished": ({}, {"deferral/outstanding"}),
-    "nan_logprob": ({}, {"numerics/non_finite"}),
 }
+"""Faults that do not touch each other's measures, so that one run shows several."""
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("fault", EXPECTED)
-def test_a_planted_fault_is_found(start_run: StartRun, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    sampling, expected = EXPECTED[fault]
-    monkeypatch.setenv("E2E_FAULT", fault)
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("faults", PLANTED)
+def test_planted_faults_are_found(start_run: StartRun, monkeypatch: pytest.MonkeyPatch, faults: str) -> None:
+    sampling, expected = PLANTED[faults]
+    monkeypatch.setenv("E2E_FAULTS", faults)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAULTS), os.environ.get("PYTHONPATH", "")]))
     run = start_run(**LEARNS, sampling=sampling)
-    code, output = run.finish(400)
-    assert code == (1 if fault == "nan_logprob" else 0), output
-    monkeypatch.delenv("E2E_FAULT")
+    code, output = run.finish(900)
+    assert code == (1 if "nan_logprob" in faults else 0), output
+    monkeypatch.delenv("E2E_FAULTS")
     code, report = doctor(str(run.out))
     found = with_status(report, "fail")
     assert code == 1
@@ -96,10 +99,10 @@ def test_a_planted_fault_is_found(start_run: StartRun, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1000)
 def test_the_doctor_asks_a_live_run(start_run: StartRun, redis_server: Any) -> None:
     run = start_run("--redis", redis_server.url, "--steps", "200", **LEARNS)
-    run.wait_for(lambda: len(run.rows()) >= 3)
+    run.wait_for(lambda: len(run.rows()) >= 3, 600)
     code, report = doctor(redis_server.url)
     assert (code, report["status"], report["notes"]) == (0, "ok", [])
     assert report["run"].startswith("e2e-")

@@ -1,4 +1,4 @@
-"""Plants one fault (E2E_FAULT) into the processes of a run, for the tests of the checks.
+"""Plants faults (E2E_FAULTS, their names) into the processes of a run, for the tests of the checks.
 
 Python imports a module of this name from PYTHONPATH at its start, in vLLM's spawned processes as well; the
 fault itself goes in when the module that it belongs to is imported.
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-FAULT = os.environ.get("E2E_FAULT", "")
+FAULTS = os.environ.get("E2E_FAULTS", "").split()
 
 
 def raw_logprobs(engine: Any) -> None:
@@ -114,12 +114,12 @@ def first_finished(assemble: Any) -> None:
 
 
 def nan_logprob(serve: Any) -> None:
-    """One log-prob of the third batch is no number when it goes on the wire."""
+    """One log-prob of the fifth batch is no number when it goes on the wire."""
     encode = serve.encode
 
     def encode_with_nan(message: Any) -> Any:
         fields = encode(message)
-        if message.header.batch == 2 and b"a:logp" in fields:
+        if message.header.batch == 4 and b"a:logp" in fields:
             fields[b"a:logp"] = b"\x00\x00\xc0\x7f" + fields[b"a:logp"][4:]
         return fields
 
@@ -158,5 +158,5 @@ class _Planter(importlib.abc.MetaPathFinder):
         return spec
 
 
-if FAULT:
-    sys.meta_path.insert(0, _Planter(*PLACES[FAULT]))
+for fault in FAULTS:
+    sys.meta_path.insert(0, _Planter(*PLACES[fault]))
