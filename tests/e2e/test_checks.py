@@ -16,7 +16,8 @@ from leeway.checks import CATALOGUE
 
 FAULTS = Path(__file__).parent / "faults"
 LEARNS: dict[str, Any] = {
-    "model": {"params": {"hidden": 64, "layers": 2, "warmup_steps": 300, "target_accuracy": 0.9}},
+    "model": {"params": {"hidden": 64, "layers": 2, "warmup_steps": 300, "target_accuracy": 0.5}},
+    "task": {"reward": "exact"},
     "batch": {"prompts": 8, "group_size": 8},
     "checks": {"sample_fraction": 1.0, "self_prefix_every": 1},
     "trainer": {"steps": 6, "learning_rate": 1e-3},
@@ -67,11 +68,12 @@ PLANTED: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"version/resync_took", "reward_filter/groups", "reward_filter/rewards", "deferral/selection"},
     ),
     "stale_tied_head first_finished": (
-        {},
+        # A float32 head, the default, reads the weight itself and has no kernel that could be stale.
+        {"sampler": {"engine_args": {"hf_overrides": {"head_dtype": "model"}}}},
         {"version/resync_took", "numerics/discrepancy", "deferral/outstanding"},
     ),
     "raw_logprobs reencoded_text nan_logprob": (
-        {"temperature": 0.6},
+        {"sampling": {"temperature": 0.6}},
         {"sampling_distribution/calibration", "retokenisation/ids_unchanged", "numerics/non_finite"},
     ),
     "top_p_without_support": ({}, {"sampling_distribution/ratio_mean"}),
@@ -83,10 +85,10 @@ PLANTED: dict[str, tuple[dict[str, Any], set[str]]] = {
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("faults", PLANTED)
 def test_planted_faults_are_found(start_run: StartRun, monkeypatch: pytest.MonkeyPatch, faults: str) -> None:
-    sampling, expected = PLANTED[faults]
+    sections, expected = PLANTED[faults]
     monkeypatch.setenv("E2E_FAULTS", faults)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAULTS), os.environ.get("PYTHONPATH", "")]))
-    run = start_run(**LEARNS, sampling=sampling)
+    run = start_run(**LEARNS, **sections)
     code, output = run.finish(900)
     assert code == (1 if "nan_logprob" in faults else 0), output
     monkeypatch.delenv("E2E_FAULTS")
