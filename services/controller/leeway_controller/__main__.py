@@ -96,7 +96,7 @@ def stand_by(
     if not args.release:
         return None
     from leeway.kube import default_namespace, load_client
-    from leeway_controller.lease import Leadership
+    from leeway_controller.lease import Leadership, LeaseLostError
 
     name = f"{args.release}-controller"
     identity = os.environ.get("POD_NAME") or socket.gethostname()
@@ -107,6 +107,8 @@ def stand_by(
     log.info("standing by for lease %s", name)
     while not (leadership.leading.is_set() or leadership.lost.is_set() or stop.is_set()):
         leadership.leading.wait(0.2)
+    if leadership.lost.is_set():
+        raise LeaseLostError(f"lease {name}: the election ended before this controller led")
     if leadership.leading.is_set():
         log.info("%s leads", identity)
     return leadership
