@@ -2,7 +2,8 @@
 
 Which cluster: the one of KUBECONFIG if that is set, which must be able to run the images that
 LEEWAY_TEST_VALUES (a values file) names; else the test bed next to this checkout, into which the images
-leeway-{sampler,trainer,controller}:dev are loaded (`make images`).
+leeway-{sampler,trainer,controller}:dev are loaded (`make images`), unless it is up already and
+LEEWAY_TEST_IMAGES=loaded says that it has them. A cluster that was up before stays up.
 """
 
 from __future__ import annotations
@@ -120,15 +121,19 @@ def cluster(on_testbed: bool) -> Iterator[Json]:
     if not TESTBED.exists():
         pytest.skip(f"KUBECONFIG is not set and there is no test bed at {TESTBED}")
     before = dict(os.environ)
+    was_up = subprocess.run(["bash", str(TESTBED), "cluster", "status"], capture_output=True).returncode == 0
     os.environ["KUBECONFIG"] = testbed("cluster", "up", "--nodes", "2").strip()
     tools = Path(os.environ.get("TESTBED_HOME", "/var/cache/leeway-testbed")) / "bin"
     os.environ["PATH"] = f"{tools}:{os.environ['PATH']}"
-    testbed("image", "load", *IMAGES, "redis:7-bookworm")
+    if not (was_up and os.environ.get("LEEWAY_TEST_IMAGES") == "loaded"):
+        testbed("image", "base")
+        testbed("image", "load", *IMAGES, "redis:7-bookworm")
     yield {
         **{part: {"image": {"tag": "dev"}} for part in ("sampler", "trainer", "controller")},
         "redis": {"image": {"tag": "7-bookworm"}},
     }
-    testbed("cluster", "down")
+    if not was_up:
+        testbed("cluster", "down")
     os.environ.clear()
     os.environ.update(before)
 

@@ -1,0 +1,23 @@
+"""`--resume auto`: a pod that is started again goes on, one that is new begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from leeway_trainer.__main__ import parse_args, resume_from
+
+COMMON = ["--config", "c", "--run", "r", "--redis", "redis://x"]
+
+
+def test_auto_means_the_output_directory_once_it_has_a_checkpoint(tmp_path: Path) -> None:
+    args = parse_args([*COMMON, "--out", str(tmp_path), "--resume", "auto"])
+    assert resume_from(args) is None
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "latest").write_text("step-000004\n")
+    assert resume_from(args) == tmp_path
+
+
+def test_a_given_directory_is_taken_as_it_is(tmp_path: Path) -> None:
+    args = parse_args([*COMMON, "--out", str(tmp_path), "--resume", "other"])
+    assert resume_from(args) == Path("other")
+    assert resume_from(parse_args([*COMMON, "--out", str(tmp_path)])) is None
