@@ -114,9 +114,10 @@ def on_testbed() -> bool:
 @pytest.fixture(scope="session")
 def cluster(on_testbed: bool) -> Iterator[Json]:
     """A cluster that can run the images; gives values for it."""
+    file = os.environ.get("LEEWAY_TEST_VALUES")
+    given: Json = yaml.safe_load(Path(file).read_text()) if file else {}
     if not on_testbed:
-        file = os.environ.get("LEEWAY_TEST_VALUES")
-        yield yaml.safe_load(Path(file).read_text()) if file else {}
+        yield given
         return
     if not TESTBED.exists():
         pytest.skip(f"KUBECONFIG is not set and there is no test bed at {TESTBED}")
@@ -128,10 +129,8 @@ def cluster(on_testbed: bool) -> Iterator[Json]:
     if not (was_up and os.environ.get("LEEWAY_TEST_IMAGES") == "loaded"):
         testbed("image", "base")
         testbed("image", "load", *IMAGES, "redis:7-bookworm")
-    yield {
-        **{part: {"image": {"tag": "dev"}} for part in ("sampler", "trainer", "controller")},
-        "redis": {"image": {"tag": "7-bookworm"}},
-    }
+    local: Json = {part: {"image": {"tag": "dev"}} for part in ("sampler", "trainer", "controller")}
+    yield merge({**local, "redis": {"image": {"tag": "7-bookworm"}}}, given)
     if not was_up:
         testbed("cluster", "down")
     os.environ.clear()
