@@ -27,7 +27,7 @@ def decomposition(results: Results) -> Verdict:
     disc, lag = results.column(arm, "disc/abs_mean").mean(0), results.column(arm, "lag/var_seq").mean(0)
     part = max(1, len(disc) // 4)
     drift = float(disc[-part:].mean() / disc[:part].mean())
-    growth = float(lag[-part:].mean() / max(lag[1 : part + 1].mean(), 1e-12))
+    growth = float(lag[-part:].mean() / max(lag[1], 1e-12))
     good = (
         gap <= want["largest_error"]
         and 1 / want["largest_drift"] <= drift <= want["largest_drift"]
@@ -37,7 +37,7 @@ def decomposition(results: Results) -> Verdict:
         status="reproduced" if good else "not reproduced",
         text=(
             f"largest error of the split {gap:.1e} nats; last quarter of the run against the first: "
-            f"mean |discrepancy| x {drift:.2f}, variance of the lag x {growth:.0f}"
+            f"mean |discrepancy| x {drift:.2f}; variance of the lag x {growth:.0f} against one step"
         ),
         numbers={"largest_error": gap, "discrepancy_drift": drift, "lag_growth": growth},
         figures=[
@@ -207,12 +207,14 @@ def excess_norm(results: Results) -> Verdict:
 def hidden_collapse(results: Results) -> Verdict:
     """A run that collapses: KL on the sampler's prefixes beside KL on its own."""
     want, arm = results.experiment.criterion, "stale"
-    reward = results.column(arm, "reward/mean")
+    every = results.specs[arm][0].evaluate_every
+    reward = results.column(arm, "own/reward")
     peak = np.maximum.accumulate(reward, axis=1)
     low = reward < want["share_of_peak"] * peak
-    run_of = want["steps"]
+    run_of = max(1, want["steps"] // every)
     collapsed = [
-        next((i + 1 for i in range(len(row) - run_of + 1) if row[i : i + run_of].all()), None) for row in low
+        next((every * (i + 1) for i in range(len(row) - run_of + 1) if row[i : i + run_of].all()), None)
+        for row in low
     ]
     marks = results.marks(arm)
     own = np.array(
@@ -221,7 +223,7 @@ def hidden_collapse(results: Results) -> Verdict:
             for run in results.runs(arm)
         ]
     )
-    tokens = results.column(arm, "response/length_mean").mean()
+    tokens = results.column(arm, "own/length").mean()
     per_token = own / tokens
     on_sampler = results.column(arm, "kl/sampler_prefix")[:, [m - 1 for m in marks[1:]]]
     factor = per_token / np.maximum(on_sampler, 1e-9)
@@ -241,7 +243,20 @@ def hidden_collapse(results: Results) -> Verdict:
         ),
         numbers={"collapsed_at": collapsed, "factor": share},
         figures=[
-            Figure("Reward", "optimiser step", "mean reward", [mean_line(results, arm, "reward/mean")]),
+            Figure(
+                "Reward of the policy's own responses",
+                "optimiser step",
+                "mean reward",
+                [
+                    Series(
+                        arm,
+                        [float(every * (i + 1)) for i in range(reward.shape[1])],
+                        reward.mean(0).tolist(),
+                        reward.min(0).tolist(),
+                        reward.max(0).tolist(),
+                    )
+                ],
+            ),
             Figure(
                 "KL(pi_theta || pi_s) per token",
                 "optimiser step",

@@ -70,8 +70,8 @@ class Results:
         return self._runs[arm]
 
     def column(self, arm: str, name: str) -> Array:
-        """[seeds, steps] of a metric."""
-        return np.array([[row[name] for row in run.rows] for run in self.runs(arm)])
+        """[seeds, steps] of a metric; of the steps that have it."""
+        return np.array([[row[name] for row in run.rows if name in row] for run in self.runs(arm)])
 
     def marks(self, arm: str) -> list[int]:
         """Steps at which the weights were kept."""

@@ -65,6 +65,9 @@ class RunSpec(_Spec):
     """Of the sampled tokens; the order of the prompts is the same for all seeds."""
     marks: tuple[int, ...] = (5, 10, 20, 30, 40)
     """Optimiser steps after which the weights are kept; 0: at the start."""
+    evaluate_every: int = Field(default=0, ge=0)
+    """Also draw from the policy itself every so many steps (`own/reward`); the other rewards are those of the
+    sampler's weights, which do not change until a resync."""
     excess: bool = False
     """Also measure the gradients of score centring and importance sampling on every batch."""
 

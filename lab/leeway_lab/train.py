@@ -154,6 +154,14 @@ class Trainer:
             **excess,
         }
 
+    def evaluate(self) -> dict[str, float]:
+        """Mean reward and length of the policy's own responses to prompts that training does not use."""
+        items = list(range(self.task.size - 8 * self.spec.prompts, self.task.size))
+        generator = torch.Generator().manual_seed(11)
+        drawn = draw(self.theta, self.task.prompts[items], self.task.max_new, self.task.eos, generator)
+        rewards = self.task.rewards(items, drawn)
+        return {"own/reward": float(rewards.mean()), "own/length": float(drawn.mask.sum() / len(items))}
+
     def squared_norms(self, batch: TokenBatch) -> dict[str, float]:
         """|g|^2 of score centring and of token importance sampling on `batch`."""
         parameters = list(self.theta.parameters())
@@ -188,6 +196,8 @@ def train(spec: RunSpec) -> RunResult:
         row = trainer.step(step)
         result.rows.append(row)
         done = step + 1
+        if spec.evaluate_every and done % spec.evaluate_every == 0:
+            row |= trainer.evaluate()
         if done in spec.marks:
             result.weights[done] = trainer.state()
         facts = SyncFacts(

@@ -123,6 +123,13 @@ def test_a_run_repeats_itself_and_the_conditions_differ() -> None:
         assert train(small(condition=condition)).rows[0]["disc/abs_mean"] > 1e-4
 
 
+def test_the_policy_itself_is_evaluated() -> None:
+    rows = train(small(steps=2, evaluate_every=2)).rows
+    assert "own/reward" not in rows[0]
+    assert 0 <= rows[1]["own/reward"] <= 1
+    assert 0 < rows[1]["own/length"] <= SMALL.length + 2
+
+
 def test_the_products_policy_resyncs() -> None:
     result = train(small(steps=4, sync=SyncConfig(ess_threshold=None, max_age=2)))
     assert result.resyncs == [(1, "age")]
