@@ -9,7 +9,8 @@ NAMES = ("grpo", "dr_grpo", "rloo")
 
 
 def advantages(rewards: Tensor, kind: str = "grpo", std_floor: float = 1e-4) -> Tensor:
-    """Advantages [groups, group_size] from rewards of the same shape (float64 inside, input type out).
+    """Advantages [groups, group_size] from rewards of the same shape (float64 inside; the input's type out,
+    float32 for whole numbers).
 
     grpo (arXiv 2402.03300): (R - mean) / (std + 1e-6), sample std; a group whose std is below `std_floor`
     gets 0 (its spread is float residue, which the division would blow up).
@@ -25,9 +26,7 @@ def advantages(rewards: Tensor, kind: str = "grpo", std_floor: float = 1e-4) -> 
     size = values.shape[1]
     centred = values - values.mean(1, keepdim=True)
     if kind == "grpo":
-        if size == 1:
-            return torch.zeros_like(rewards)
-        std = values.std(1, keepdim=True)
+        std = values.std(1, keepdim=True) if size > 1 else torch.zeros_like(centred)
         result = torch.where(std < std_floor, torch.zeros_like(centred), centred / (std + 1e-6))
     elif kind == "dr_grpo":
         result = centred
@@ -37,4 +36,4 @@ def advantages(rewards: Tensor, kind: str = "grpo", std_floor: float = 1e-4) -> 
         result = centred * size / (size - 1)
     else:
         raise ValueError(f"advantage {kind!r}: expected one of {', '.join(NAMES)}")
-    return result.to(rewards.dtype)
+    return result.to(rewards.dtype if rewards.is_floating_point() else torch.float32)

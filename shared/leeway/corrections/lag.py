@@ -40,9 +40,13 @@ def pooled_log_ratio(log_ratio: Tensor, mask: Tensor, seq_ids: Tensor, level: Le
 def ess(log_ratio: Tensor, mask: Tensor, seq_ids: Tensor, level: Level = "token") -> float:
     """ESS / n = (sum w)^2 / (n sum w^2) in [1/n, 1], w = exp(log_ratio); 1.0 for an empty batch.
 
-    log_ratio [N] nats, mask [N] bool, seq_ids [N]. In log space: stable for any finite log-ratio.
+    log_ratio [N] nats, mask [N] bool, seq_ids [N]. In log space: stable for any finite log-ratio. Raises
+    ValueError when a log-ratio of a trained token is not finite.
     """
     pooled = pooled_log_ratio(log_ratio, mask, seq_ids, level)
+    bad = int((~torch.isfinite(pooled)).sum())
+    if bad:
+        raise ValueError(f"{bad} of {pooled.numel()} log-ratios are not finite: there is no ESS")
     if pooled.numel() == 0:
         return 1.0
     log_share = 2 * torch.logsumexp(pooled, 0) - torch.logsumexp(2 * pooled, 0) - math.log(pooled.numel())
@@ -123,7 +127,7 @@ def lag_metrics(
         "lag/predicted_ess_tok": math.exp(-lag_var),
         "lag/predicted_ess_seq": predict_ess(seq_lag),
         "lag/tail_factor": tail_factor(ess_tok, lag_var),
-        "lag/kl": float(k3(trained).sum()) / count,
+        "lag/kl": float(k3(trained.clamp(-20, 20)).sum()) / count,
         "lag/clip_fraction": float(clipped.sum()) / count,
         "lag/beyond_20": float((trained.abs() > 20).sum()),
         "lag/abs_max": float(trained.abs().max()) if trained.numel() else 0.0,
@@ -141,4 +145,4 @@ def _clipped(lag: Tensor, advantages: Tensor, config: CorrectionConfig) -> Tenso
     """[n] bool: PPO's clip with the configured range would stop the token's gradient, whatever the method."""
     r = torch.exp(lag.clamp(-20, 20))
     weight = f_ppo(config.clip_low, config.clip_high, config.dual_clip)(r, advantages)
-    return (weight == 0) & (masked(advantages, advantages != 0) != 0)
+    return (weight == 0) & (advantages != 0)

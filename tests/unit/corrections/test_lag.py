@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from leeway.config import CorrectionConfig
 from leeway.corrections import advantages, ess, lag_metrics, predict_ess
-from leeway.corrections.lag import k3, tail_factor, variance
+from leeway.corrections.lag import Level, k3, tail_factor, variance
 
 
 def share(log_ratio: list[float], seq: list[int] | None = None, level: str = "token") -> float:
@@ -121,3 +121,22 @@ def test_advantages_by_hand() -> None:
         advantages(torch.ones(3, 1), "rloo")
     with pytest.raises(ValueError, match="finite"):
         advantages(torch.tensor([[1.0, math.inf]]))
+
+
+def test_advantages_of_whole_numbers_are_not_cut_to_whole_numbers() -> None:
+    got = advantages(torch.tensor([[0, 0, 0, 1]]), "dr_grpo")
+    assert got.dtype == torch.float32
+    assert got.tolist() == [[-0.25, -0.25, -0.25, 0.75]]
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_no_ess_of_what_is_not_finite(bad: float, level: Level) -> None:
+    """min(1, nan) would be 1: a perfect score for broken numbers."""
+    with pytest.raises(ValueError, match="1 of 2 log-ratios"):
+        ess(torch.tensor([0.0, bad]), torch.tensor([True, True]), torch.tensor([0, 1]), level)
+
+
+def test_lag_metrics_stay_finite() -> None:
+    got = metrics(logp_sync=torch.tensor([-900.0, -2.5, -0.5]))
+    assert all(math.isfinite(value) for value in got.values())
