@@ -15,15 +15,17 @@ def suffix_cut(m2: Tensor, threshold: float, *, strict: bool = False) -> float:
     """Largest M2 that stays when the largest are dropped until the mean is at most `threshold`.
 
     m2: [n] squared log-ratios; `strict`: until it is below. Returns -1 when none stays. O(n log n); the same
-    as dropping one by one.
+    as dropping one by one, but equal values (the same token of equal responses) stay or go together.
     """
     ordered = torch.sort(m2.double()).values
     if ordered.numel() == 0:
         return -1.0
     means = torch.cumsum(ordered, 0) / torch.arange(1, ordered.numel() + 1, dtype=torch.float64)
     fits = means < threshold if strict else means <= threshold
-    count = int(fits.sum())  # means rise with the order
-    return float(ordered[count - 1]) if count else -1.0
+    last_of_value = torch.ones_like(fits)
+    last_of_value[:-1] = ordered[1:] > ordered[:-1]
+    kept = ordered[fits & last_of_value]
+    return float(kept[-1]) if kept.numel() else -1.0
 
 
 def budget_clip(m2: Tensor, budget: float) -> float:

@@ -175,15 +175,12 @@ def centring(
     else:
         on_head = w[:, None] * mu
     has_tail, (rho_mu, rho_ref) = tail_ratios(batch, pi, mu, ref)
-    metrics = {
-        "center/abs_coef_sum": on_head.abs().sum(1),
-        "center/head_mass_mu": mu.sum(1),
-        "center/rho_mu": rho_mu[:, 0],
-    }
+    metrics = {"center/head_mass_mu": mu.sum(1), "center/rho_mu": rho_mu[:, 0]}
     if batch.tail_logp is not None:
         _, (kappa_mu, kappa_ref) = tail_ratios(batch, pi_s, mu, ref)
         share = {"discrepancy": kappa_mu - kappa_ref, "weighted": kappa_mu}.get(kind, w[:, None] * kappa_mu)
         tail = (has_tail * share)[:, 0] * batch.tail_logp
+        metrics["center/abs_coef_sum"] = on_head.abs().sum(1)
         return centre_surrogate(batch, on_head, mask) + tail, metrics
     w_tail = weight.f(1 / rho_ref, advantage)
     if kind == "discrepancy":
@@ -192,7 +189,9 @@ def centring(
         alpha = rho_mu * w_tail
     else:
         alpha = w[:, None] * rho_mu
-    return centre_surrogate(batch, on_head - has_tail * alpha * pi, mask), metrics
+    coefficients = on_head - has_tail * alpha * pi
+    metrics["center/abs_coef_sum"] = coefficients.abs().sum(1)
+    return centre_surrogate(batch, coefficients, mask), metrics
 
 
 # -- weights of responses ---------------------------------------------------------------------------------
@@ -229,13 +228,18 @@ def loglinear_prox(batch: TokenBatch) -> Tensor:
     return batch.logp_mu + alpha * (batch.logp.detach() - batch.logp_mu)
 
 
+def proximal(batch: TokenBatch, config: CorrectionConfig) -> Tensor:
+    """[N] log pi_prox as the configuration asks for it."""
+    return batch.prox() if config.prox_logp_method == "recompute" else loglinear_prox(batch)
+
+
 def decoupled_weight(batch: TokenBatch, config: CorrectionConfig) -> tuple[Tensor, Tensor]:
     """[N] weight of decoupled PPO, and what it would be if nothing were clipped.
 
     w = pi_prox/mu, r = pi_theta/pi_prox. Tokens with w above behave_weight_cap are dropped; denominators keep
     counting them.
     """
-    prox = batch.prox() if config.prox_logp_method == "recompute" else loglinear_prox(batch)
+    prox = proximal(batch, config)
     behave, r = ratio(prox, batch.logp_mu), ratio(batch.logp, prox)
     w = behave * f_ppo(config.clip_low, config.clip_high, math.inf)(r, batch.advantages.detach())
     if config.behave_weight_cap is not None:
@@ -263,10 +267,15 @@ def gspo(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
 # -- methods that look at the whole batch -----------------------------------------------------------------
 
 
+def log_difference(a: Tensor, b: Tensor) -> Tensor:
+    """a - b in float64, detached: a token at the cut must not fall on its other side by rounding."""
+    return a.detach().double() - b.detach().double()
+
+
 def plan_m2po(batch: TokenBatch, config: CorrectionConfig) -> dict[str, float]:
     """M2PO on the global batch: `cut` on M2, `clip` on |log-ratio| (repo), `kept` share of tokens (areal)."""
-    other = batch.prox() if config.m2_variant == "areal" else batch.logp.detach()
-    log_ratio = (other - batch.logp_mu)[batch.mask].detach()
+    other = proximal(batch, config) if config.m2_variant == "areal" else batch.logp
+    log_ratio = log_difference(other, batch.logp_mu)[batch.mask]
     m2 = log_ratio**2
     if config.m2_variant == "areal":
         cut = suffix_cut(m2, config.m2_threshold, strict=True)
@@ -285,16 +294,16 @@ def m2po(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
     """
     plan = plan_m2po(batch, config) if batch.plan is None else batch.plan
     advantage = batch.advantages.detach()
-    log_ratio = (batch.logp - batch.logp_mu).detach()
     if config.m2_variant == "repo":
         low, high = math.exp(-plan["clip"]), math.exp(min(plan["clip"], 20.0))
         f = f_ppo(max(1 - low, REPO_M2_FLOOR[0]), max(high - 1, REPO_M2_FLOOR[1]), config.dual_clip)
         return weighted(batch, TokenWeight("mu", f, f_identity()))
     if config.m2_variant == "areal":
-        keep = (batch.prox() - batch.logp_mu) ** 2 <= plan["cut"]
+        keep = log_difference(proximal(batch, config), batch.logp_mu) ** 2 <= plan["cut"]
         w, free = decoupled_weight(batch, config)
         share = max(plan["kept"], 1e-9)
     else:
+        log_ratio = log_difference(batch.logp, batch.logp_mu)
         keep = ~trust_region(log_ratio, advantage) | (log_ratio**2 <= plan["cut"])
         w = free = ratio(batch.logp, batch.logp_mu)
         share = 1.0

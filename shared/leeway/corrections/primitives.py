@@ -72,13 +72,14 @@ def masked(x: Tensor, mask: Tensor | None) -> Tensor:
 def head_probabilities(batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """mu, pi_theta, pi_s on the head (each [N, K], detached, 0 on padding) and the mask [N, K].
 
-    A token id that stands twice at a position counts once.
+    Negative ids are padding too. A token id that stands twice at a position counts once.
     """
     assert batch.head_logp_mu is not None and batch.head_logp is not None and batch.head_logp_sync is not None
     mask = torch.ones_like(batch.head_logp_mu, dtype=torch.bool)
     if batch.head_mask is not None:
         mask = mask & batch.head_mask
     if batch.head_ids is not None:
+        mask = mask & (batch.head_ids >= 0)
         mask = mask & ~_repeated(batch.head_ids, mask)
     mu, pi, pi_s = (
         masked(torch.exp(x.detach()), mask)

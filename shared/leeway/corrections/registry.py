@@ -53,7 +53,7 @@ METHODS: dict[str, Method] = {
             "none",
             "A s(a)",
             (),
-            ("score_centering",),
+            ("score_centering", "head_tail"),
             "GRPO (arXiv 2402.03300), asynchronous",
             methods.by_token,
         ),
@@ -61,7 +61,7 @@ METHODS: dict[str, Method] = {
             "is",
             "A w s(a), w = pi_theta/mu",
             ("logp_mu",),
-            ("is_level", "score_centering"),
+            ("is_level", "score_centering", "head_tail"),
             "importance sampling",
             methods.by_level,
         ),
@@ -69,7 +69,7 @@ METHODS: dict[str, Method] = {
             "tis",
             "A min(w, C) s(a)",
             ("logp_mu",),
-            ("tis_clip", "tis_clip_low", "is_level", "score_centering"),
+            ("tis_clip", "tis_clip_low", "is_level", "score_centering", "head_tail"),
             "Yao, Liu et al. 2025; OpenReview 8MHqvb4lK9",
             methods.by_level,
         ),
@@ -78,7 +78,15 @@ METHODS: dict[str, Method] = {
                 name,
                 "A w 1[low <= w <= high] s(a)",
                 ("logp_mu",),
-                ("mis_low", "mis_high", "mis_inside", "mis_outside", "is_level", "score_centering"),
+                (
+                    "mis_low",
+                    "mis_high",
+                    "mis_inside",
+                    "mis_outside",
+                    "is_level",
+                    "score_centering",
+                    "head_tail",
+                ),
                 source,
                 methods.by_level,
             )
@@ -99,7 +107,7 @@ METHODS: dict[str, Method] = {
             "ppo",
             "grad min(r A, clip(r) A), r = pi_theta/pi_ref",
             ("logp_mu", "logp_sync"),
-            ("reference", *_CLIP, "score_centering"),
+            ("reference", *_CLIP, "score_centering", "head_tail"),
             "arXiv 1707.06347",
             methods.by_token,
         ),
@@ -124,7 +132,10 @@ METHODS: dict[str, Method] = {
             "m2po",
             "A M r s(a), mean of (log r)^2 over kept tokens <= tau",
             ("logp_mu", "pre-pass"),
-            ("m2_variant", "m2_threshold"),
+            (
+                *("m2_variant", "m2_threshold", "prox_logp_method", "behave_weight_cap"),
+                *_CLIP,
+            ),
             "arXiv 2510.01161",
             methods.m2po,
             plan=methods.plan_m2po,
@@ -147,12 +158,14 @@ def surrogate_loss(method: str, batch: TokenBatch, config: CorrectionConfig) -> 
     """The loss to minimise (scalar) and metrics (token means) of a method on a batch.
 
     Partial batches add up: the losses of all micro-batches and ranks sum to the loss of the global batch
-    (with `batch.plan` from the global batch for methods that plan). Raises ValueError for an unknown method.
+    (with `batch.plan` from the global batch for methods that plan). Raises ValueError for an unknown method,
+    or settings that do not compose with it.
     """
     if method not in METHODS:
         raise ValueError(f"correction.method {method!r}: expected one of {', '.join(METHODS)}")
     chosen = METHODS[method]
-    config = config.model_copy(update={"method": method})
+    if method != config.method:
+        config = CorrectionConfig.model_validate(config.model_dump() | {"method": method})
     per_token, metrics = chosen.loss(batch.without_untrained(), config)
     return aggregate(per_token, batch, config.aggregation or chosen.aggregation), metrics
 

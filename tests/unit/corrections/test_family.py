@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import torch
@@ -139,6 +140,42 @@ def test_gspo_gradient_is_the_sequence_form(seed: int, ref: str) -> None:
     assert torch.allclose(got, want, rtol=1e-10, atol=1e-14)
 
 
+def test_equal_log_ratios_stay_or_go_together() -> None:
+    """Two of three tokens cannot be told apart, and with both the mean is above the threshold."""
+    assert suffix_cut(torch.tensor([0.0, 0.0625, 0.0625]), 0.03125) == 0
+    assert suffix_cut(torch.tensor([0.0, 0.0625, 0.0625]), 0.0625) == 0.0625
+
+
+def test_m2po_keeps_the_token_at_the_cut() -> None:
+    """float32 log-probabilities, a plan in float64: rounding must not drop what the plan counts as kept."""
+    b = whole_batch(3, lengths=(40, 40), scale=0.3)
+    single = replace(b, logp=b.logp.detach().float(), logp_mu=b.logp_mu.float())
+    double = replace(single, logp=single.logp.double(), logp_mu=single.logp_mu.double())
+    for seed in range(20):
+        g = torch.Generator().manual_seed(seed)
+        mu = single.logp + 0.3 * torch.randn(80, generator=g)
+        config = CorrectionConfig(method="m2po", m2_variant="areal", behave_weight_cap=None)
+        plan = plan_batch("m2po", replace(double, logp_mu=mu.double()), config)
+        assert plan is not None
+        _, metrics = surrogate_loss("m2po", replace(single, logp_mu=mu, plan=plan), config)
+        assert 1 - float(metrics["m2po/masked"]) == pytest.approx(plan["kept"], abs=1e-6)
+
+
+def test_m2po_of_areal_looks_at_the_proximal_policy_that_its_loss_uses() -> None:
+    """A-3PO at age 1: pi_prox is mu, so no token is far from it and the loss is decoupled PPO's."""
+    b = whole_batch(2, scale=2.0)
+    b = replace(b, age=torch.ones_like(b.logp_mu))
+    loglinear = {"prox_logp_method": "loglinear"}
+    got = ascent("m2po", b, m2_variant="areal", **loglinear)
+    assert torch.allclose(got, ascent("decoupled_ppo", b, **loglinear), rtol=1e-12)
+
+
+def test_settings_that_do_not_compose_are_refused_by_the_loss_too() -> None:
+    b = whole_batch(0)
+    with pytest.raises(ValueError, match="does not compose with method gspo"):
+        surrogate_loss("gspo", b, CorrectionConfig(method="tis", score_centering=True))
+
+
 def drop_one_by_one(m2: list[float], threshold: float) -> list[float]:
     """Algorithm 1 of M2PO, taken literally."""
     kept = sorted(m2)
@@ -233,9 +270,42 @@ def test_what_cannot_be_is_refused(config: dict[str, object], words: str) -> Non
         CorrectionConfig(**config)  # type: ignore[arg-type]
 
 
-def test_every_method_names_settings_that_exist() -> None:
-    for method in METHODS.values():
-        assert set(method.defaults) <= set(CorrectionConfig.model_fields), method.name
+class Recorded(CorrectionConfig):
+    """Settings that note which of them are read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in CorrectionConfig.model_fields:
+            READ.add(name)
+        return super().__getattribute__(name)
+
+
+READ: set[str] = set()
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_names_the_settings_that_it_reads(method: str) -> None:
+    b = whole_batch(0)
+    head = torch.log_softmax(torch.randn(len(b.logp), 5, dtype=torch.float64), 1)[:, :4]
+    b = replace(b, head_logp_mu=head, head_logp=head, head_logp_sync=head)
+    fields = CorrectionConfig.model_fields.items()
+    choices = [
+        {k: v} for k, f in fields if get_origin(f.annotation) is Literal for v in get_args(f.annotation)
+    ]
+    read = set()
+    for choice in [*choices, {"score_centering": True}]:
+        try:
+            config = Recorded(method=method, **choice)
+        except ValueError:
+            continue  # does not compose
+        READ.clear()  # validation reads everything
+        surrogate_loss(method, b, config)
+        plan_batch(method, b, config)
+        lr_scale(method, b, config)
+        read |= READ
+    # The trainer, not the loss, looks at head_tail.
+    assert read - {"method", "aggregation"} == set(METHODS[method].defaults) - {"head_tail"}
+    centred = "score_centering" in read or method in ("dlc", "score_centering")
+    assert centred == ("head_tail" in METHODS[method].defaults)
 
 
 @given(seeds, st.sampled_from(sorted(METHODS)))

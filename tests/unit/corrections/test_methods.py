@@ -331,3 +331,29 @@ def test_score_centring_composes(
     grads = [p.gradient(method, p.batch(v, advantage), **config) for v in range(V)]
     mean = sum(p.log_mu[v].exp() * grads[v] for v in range(V))
     assert torch.linalg.norm(mean) < 1e-10
+
+
+def test_negative_head_ids_are_padding_without_a_mask_too() -> None:
+    prefix = Prefix(4)
+    head = torch.tensor([0, 3, 5])
+    plain = prefix.batch(3, 1.0, head)
+    assert plain.head_ids is not None and plain.head_logp is not None
+    pad = torch.tensor([[-math.inf]], dtype=torch.float64)
+    padded = replace(
+        plain,
+        head_ids=torch.cat([plain.head_ids, torch.tensor([[-1]])], 1),
+        head_mask=None,
+        **{
+            name: torch.cat([getattr(plain, name), pad], 1)
+            for name in ("head_logp_mu", "head_logp", "head_logp_sync")
+        },
+    )
+    assert torch.equal(prefix.gradient("dlc", padded), prefix.gradient("dlc", plain))
+
+
+def test_coefficient_sum_is_that_of_what_multiplies_the_scores() -> None:
+    """Equal policies need no centre: mu - rho pi_theta is 0 on any head, not mu's mass."""
+    prefix = Prefix(4, lag=0.0, discrepancy=0.0)
+    batch = prefix.batch(3, 1.0, torch.tensor([0, 3, 5]))
+    _, metrics = surrogate_loss("score_centering", batch, CorrectionConfig(method="score_centering"))
+    assert float(metrics["center/abs_coef_sum"]) == pytest.approx(0, abs=1e-12)
