@@ -36,7 +36,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((f"dlc centering={c}", {"method": "dlc", "centering": c}) for c in ("weighted", "plain", "none")),
     *((f"dlc lag_clip={c}", {"method": "dlc", "lag_clip": c}) for c in ("clamp", "none")),
     *((name, {"method": name}) for name in METHOD_NAMES if name not in ("dlc", "ppo", "m2po", "icepop")),
-    *((f"{name} + score_centering", {"method": name, "score_centering": True}) for name in ("tis", "mis")),
+    *(
+        (f"{name} + score_centering", {"method": name, "score_centering": True, "is_level": "token"})
+        for name in ("tis", "mis")
+    ),
     *((f"ppo reference={r}", {"method": "ppo", "reference": r}) for r in ("mu", "sync", "prox")),
     ("ppo + score_centering", {"method": "ppo", "reference": "mu", "score_centering": True}),
     *((f"m2po {v}", {"method": "m2po", "m2_variant": v}) for v in ("paper", "areal", "repo")),
@@ -228,7 +231,7 @@ def show(result: dict[str, Any]) -> None:
         f"discrepancy {lag['disc/abs_mean']:.2g} nats",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("correction", no_wrap=True)
     for name in ("|grad|", "cos dlc", "mean w", "ESS w", "clipped", "lr x"):
         table.add_column(name, justify="right")

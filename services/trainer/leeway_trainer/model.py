@@ -98,6 +98,7 @@ def load_policy_model(
     Raises UsageError when there is no causal language model there, or one whose logits this trainer would
     get wrong.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
@@ -106,7 +107,7 @@ def load_policy_model(
         lm = AutoModelForCausalLM.from_pretrained(
             str(directory), dtype=dtype, trust_remote_code=trust_remote_code, attn_implementation="sdpa"
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UsageError(
             f"cannot load a causal language model from {directory}: {error}. "
             "model.name must be a directory in Hugging Face format (config.json, *.safetensors) or a hub id"

@@ -90,4 +90,12 @@ def load_batch(directory: Path, sets: Sequence[str] = ()) -> tuple[BatchInfo, li
         rollouts = unpack((directory / "rollouts.bin").read_bytes())
     except (OSError, ValidationError, MessageError) as error:
         raise UsageError(f"saved batch {directory} cannot be read: {error}") from error
-    return info, rollouts, load_config(directory / "config.yaml", sets, environ={})
+    config = load_config(directory / "config.yaml", sets, environ={})
+    size = config.batch.group_size
+    slots = [divmod(i, size) for i in range(config.batch.size)]
+    if [(rollout.header.group, rollout.header.index) for rollout in rollouts] != slots:
+        raise UsageError(
+            f"saved batch {directory} does not hold batch.prompts={config.batch.prompts} groups of "
+            f"batch.group_size={size} responses but {len(rollouts)} responses: leave these as they were"
+        )
+    return info, rollouts, config

@@ -102,3 +102,11 @@ def test_a_directory_without_a_model_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UsageError, match="cannot load a causal language model from"):
         load_policy_model(tmp_path, dtype=torch.float32, chunk_tokens=4)
+
+
+def test_damaged_weights_are_refused(tmp_path):
+    save("Llama", tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(UsageError, match="cannot load a causal language model from"):
+        load_policy_model(tmp_path, dtype=torch.float32, chunk_tokens=4)

@@ -13,7 +13,8 @@ import torch
 from trainer_support import make_batch, run_config
 
 from leeway.config_load import dump_config
-from leeway_trainer.compare import VARIANTS, compare, parse_args
+from leeway.errors import UsageError
+from leeway_trainer.compare import VARIANTS, compare, parse_args, variants
 from leeway_trainer.model import load_policy_model
 from leeway_trainer.policy import Policy
 from leeway_trainer.ranks import Ranks
@@ -88,6 +89,19 @@ def test_settings_can_be_changed(saved: Path) -> None:
         return next(r for r in result["corrections"] if r["correction"] == "tis")["weight_mean"]  # type: ignore
 
     assert tis(loose) > tis(default)
+
+
+def test_weights_of_responses_leave_the_centred_rows_by_token(saved: Path) -> None:
+    _, _, config = load_batch(find_batch(saved), ["correction.is_level=sequence"])
+    levels = {label: settings.is_level for label, settings in variants(config.correction)}
+    assert levels["tis"] == "sequence"
+    assert levels["tis + score_centering"] == "token"
+
+
+def test_another_shape_of_the_batch_is_refused(saved: Path) -> None:
+    for sets in (["batch.prompts=3"], ["batch.prompts=3", "batch.group_size=2"]):
+        with pytest.raises(UsageError, match="leave these as they were"):
+            load_batch(find_batch(saved), sets)
 
 
 def cli(*args: str) -> subprocess.CompletedProcess[str]:
