@@ -267,15 +267,10 @@ def gspo(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
 # -- methods that look at the whole batch -----------------------------------------------------------------
 
 
-def log_difference(a: Tensor, b: Tensor) -> Tensor:
-    """a - b in float64, detached: a token at the cut must not fall on its other side by rounding."""
-    return a.detach().double() - b.detach().double()
-
-
 def plan_m2po(batch: TokenBatch, config: CorrectionConfig) -> dict[str, float]:
     """M2PO on the global batch: `cut` on M2, `clip` on |log-ratio| (repo), `kept` share of tokens (areal)."""
     other = proximal(batch, config) if config.m2_variant == "areal" else batch.logp
-    log_ratio = log_difference(other, batch.logp_mu)[batch.mask]
+    log_ratio = (other - batch.logp_mu)[batch.mask].detach()
     m2 = log_ratio**2
     if config.m2_variant == "areal":
         cut = suffix_cut(m2, config.m2_threshold, strict=True)
@@ -299,11 +294,11 @@ def m2po(batch: TokenBatch, config: CorrectionConfig) -> PerToken:
         f = f_ppo(max(1 - low, REPO_M2_FLOOR[0]), max(high - 1, REPO_M2_FLOOR[1]), config.dual_clip)
         return weighted(batch, TokenWeight("mu", f, f_identity()))
     if config.m2_variant == "areal":
-        keep = log_difference(proximal(batch, config), batch.logp_mu) ** 2 <= plan["cut"]
+        keep = (proximal(batch, config) - batch.logp_mu) ** 2 <= plan["cut"]
         w, free = decoupled_weight(batch, config)
         share = max(plan["kept"], 1e-9)
     else:
-        log_ratio = log_difference(batch.logp, batch.logp_mu)
+        log_ratio = (batch.logp - batch.logp_mu).detach()
         keep = ~trust_region(log_ratio, advantage) | (log_ratio**2 <= plan["cut"])
         w = free = ratio(batch.logp, batch.logp_mu)
         share = 1.0
