@@ -13,7 +13,7 @@ from leeway.streams import Keys
 
 SERVICES = ("controller", "trainer", "sampler")
 CONNECTION = (
-    "+ping", "+hello", "+auth", "+multi", "+exec", "+discard", "+watch", "+unwatch",
+    "+ping", "+hello", "+auth", "+multi", "+exec", "+discard", "+unwatch",
     "+client|setname", "+client|setinfo", "+info", "+scan",
 )  # fmt: skip
 STREAM = "+@stream"
@@ -41,7 +41,8 @@ def build_acl(run: str = "*") -> dict[str, list[str]]:
             allow(STREAM, keys.tickets, keys.reports),
             write("+xgroup|create", keys.rollouts),
             write("+xadd", keys.verdicts, keys.events),
-            allow(HASH, keys.state, keys.samplers, keys.fences, keys.checks),
+            allow(f"{HASH} +watch", keys.state),
+            allow(HASH, keys.samplers, keys.fences, keys.checks),
         ],
         "trainer": [
             everything,

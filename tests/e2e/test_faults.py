@@ -8,7 +8,11 @@ import signal
 from pathlib import Path
 
 import pytest
+import redis
 from e2e_support import Run, StartRun
+
+from leeway.acl import SERVICES, setuser_arguments
+from leeway.redis_server import EmbeddedRedis
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 DEADLY = """
@@ -122,8 +126,12 @@ def test_a_ticket_that_kills_its_samplers_is_named(start_run: StartRun, tmp_path
 
 @pytest.mark.parametrize("who", ["samplers", "everyone"])
 def test_a_run_that_hangs_says_who_holds_what(start_run: StartRun, who: str) -> None:
-    run = start_run("--steps", "500", "--samplers", "2", sync={"stall_timeout_s": 15.0, "ticket_idle_s": 3.0})
-    run.wait_for(lambda: len(run.rows()) >= 3, 300)
+    run = start_run(
+        *("--steps", "500", "--samplers", "2"),
+        sync={"stall_timeout_s": 15.0, "ticket_idle_s": 3.0, "max_age": None},
+        batch={"prompts": 32, "group_size": 8},  # so that there is always something in flight
+    )
+    run.wait_for(lambda: len(run.rows()) >= 2, 300)
     modules = ["leeway_sampler"] + (["leeway_controller", "leeway_trainer"] if who == "everyone" else [])
     for process in run.processes():
         if process.cmdline()[1:2] == ["-m"] and process.cmdline()[2] in modules:
@@ -134,6 +142,9 @@ def test_a_run_that_hangs_says_who_holds_what(start_run: StartRun, who: str) -> 
     if who == "samplers":
         assert re.search(r"1\.\d+\.\d+\.\d+\.\d+ with sampler-[01], handed out \d times, untouched", output)
         assert re.search(r"last heartbeat of sampler-[01] (\d+ s ago|too long ago)", output)
+        assert re.search(
+            r"samplers: none; lost: sampler-[01] \(last heartbeat \d+ s ago\)|awaited: \d+ of", output
+        )
     else:
         assert "neither controller nor trainer said why; processes: controller stopped, trainer" in output
     run.assert_nothing_left()
@@ -199,14 +210,25 @@ def test_synchronous_runs_with_one_seed_consume_identical_batches(start_run: Sta
     assert digests(different) != digests(other)
 
 
-def test_a_redis_of_ones_own(start_run: StartRun, redis_server: object, client: object) -> None:
-    run = start_run("--redis", redis_server.url)  # type: ignore[attr-defined]
-    code, output = run.finish()
+@pytest.mark.parametrize("users", [False, True], ids=["one user", "a user per service"])
+def test_a_redis_of_ones_own(
+    start_run: StartRun, redis_server: EmbeddedRedis, client: redis.Redis, users: bool
+) -> None:
+    urls = {}
+    for service in SERVICES if users else ():
+        client.execute_command(
+            "ACL", "SETUSER", f"e2e-{service}", "reset", *setuser_arguments(service, "pw-of-it")
+        )
+        urls[service] = f"redis://e2e-{service}:pw-of-it@127.0.0.1:{redis_server.port}/0"
+    run = start_run("--redis", redis_server.url, "--samplers", "2", redis={"service_urls": urls})
+    code, output = run.finish(400)
     assert code == 0, output
-    assert client.dbsize() == 0  # type: ignore[attr-defined]
-    assert redis_server.password not in (run.out / "config.yaml").read_text()  # type: ignore[attr-defined]
-    for log in Path(run.out / "logs").iterdir():
-        assert redis_server.password not in log.read_text()  # type: ignore[attr-defined]
+    assert client.dbsize() == 0
+    for file in (run.out / "config.yaml", *Path(run.out / "logs").iterdir()):
+        assert redis_server.password not in file.read_text()
+        assert "pw-of-it" not in file.read_text()
+    refused = [entry for entry in client.acl_log() if entry["username"].startswith("e2e-")]
+    assert refused == [], "every service could do its work"
     run.assert_nothing_left()
 
 

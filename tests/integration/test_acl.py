@@ -10,11 +10,13 @@ import redis
 import torch
 
 from leeway.acl import SERVICES, acl_file, setuser_arguments
+from leeway.config_load import build_config
 from leeway.messages import (
     Event,
     EventHeader,
     Report,
     ReportHeader,
+    SamplerStatus,
     Ticket,
     TicketHeader,
     Verdict,
@@ -22,7 +24,7 @@ from leeway.messages import (
     encode,
 )
 from leeway.redis_server import EmbeddedRedis
-from leeway.streams import EPOCH_FIELD, Consumer, Keys, RedisRefused, Tail, add_fields, append, connect
+from leeway.streams import EPOCH_FIELD, Consumer, Keys, RedisRefused, Tail, add_fields, append, connect, now
 from leeway.weights import (
     ChunkSource,
     HostCopy,
@@ -31,6 +33,7 @@ from leeway.weights import (
     publish_weights,
     published_manifests,
 )
+from leeway_controller.reconcile import Controller
 
 Clients = dict[str, redis.Redis]
 
@@ -115,6 +118,23 @@ def test_each_service_can_do_its_work(clients: Clients, keys: Keys) -> None:
     controller.hset(keys.fences, "s0", "x")
     controller.hset(keys.checks, "x", "y")
     trainer.hset(keys.checks, "x", "y")
+
+
+def test_a_controller_of_its_own_user_runs(clients: Clients, keys: Keys) -> None:
+    controller, trainer, sampler = (clients[name] for name in SERVICES)
+    config = build_config({"task": {"kind": "digits"}, "batch": {"prompts": 2, "group_size": 2}})
+    running = Controller(controller, keys, config, lambda item: [item + 1], 7)
+    weights(trainer, keys, 0)
+    append(trainer, keys.reports, Report(ReportHeader(event="started", epoch=0, step=0, version=0)))
+    manifest = latest_manifest(sampler, keys)
+    assert manifest is not None
+    status = SamplerStatus(
+        sampler="s0", heartbeat=now(), epoch=0, version=0, digest=manifest.digest, ready=True
+    )
+    sampler.hset(keys.samplers, "s0", status.model_dump_json())
+    for _ in range(3):
+        running.tick()
+    assert len(Consumer(sampler, keys.tickets, "samplers", "s0", budget_s=2).read(100, 0.5)) == 8
 
 
 FORBIDDEN: dict[str, tuple[str, Callable[[redis.Redis, Keys], object]]] = {

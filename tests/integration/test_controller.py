@@ -322,3 +322,9 @@ def test_no_progress_ends_with_a_diagnosis(client: redis.Redis, keys: Keys) -> N
     assert "waiting for the report of step 0; samplers: a (version 1" in said
     assert "1 with samplers (1.1.0.0.0 with a, handed out 1 times, untouched for 0 s, last heartbeat" in said
     assert "7 that nobody took" in said
+    play.controller.progress_at = now() + 1e6
+    play.beat("a", 1, ago=30)
+    play.controller.progress_at = 0
+    with pytest.raises(StalledError) as caught:
+        play.controller.tick()
+    assert "samplers: none; lost: a (last heartbeat 30 s ago); tickets: 1 with" in str(caught.value)

@@ -110,6 +110,8 @@ class Controller:
         self.manifests = Tail(client, keys.weights, budget_s=self.budget_s)
         self.fences: dict[str, str] = self._load_fences()
         self.seen: set[str] = set()
+        self.silent: dict[str, float] = {}
+        """Last heartbeats (Unix time) of samplers that fell silent and have not come back."""
         self.progress_at = self.ticked_at = time.monotonic()
         self.answered: deque[bytes] = deque(maxlen=REPORTS_KEPT)
         self.stepped = False
@@ -303,7 +305,9 @@ class Controller:
             self._remove(status.sampler)
             self._lift(status.sampler)
             self.seen.discard(status.sampler)
+            self.silent[status.sampler] = status.heartbeat
         for status in live:
+            self.silent.pop(status.sampler, None)
             if status.sampler not in self.seen:
                 self.seen.add(status.sampler)
                 self._event("info", "sampler_joined", f"sampler {status.sampler} joined")
@@ -395,6 +399,9 @@ class Controller:
             f"heartbeat {now() - s.heartbeat:.0f} s ago)"
             for s in self.statuses()
         )
+        lost = ", ".join(
+            f"{name} (last heartbeat {now() - beat:.0f} s ago)" for name, beat in self.silent.items()
+        )
         awaited = (
             "the trainer's start"
             if state.epoch < 0
@@ -406,5 +413,5 @@ class Controller:
         )
         raise StalledError(
             f"no progress for {stalled:.0f} s: waiting for {awaited}; samplers: {names or 'none'}; "
-            f"{describe_tickets(self.client, self.keys)}"
+            f"lost: {lost or 'none'}; {describe_tickets(self.client, self.keys)}"
         )
