@@ -62,13 +62,12 @@ def build_acl(run: str = "*") -> dict[str, list[str]]:
     return {service: [*reset, *CONNECTION, *own[service]] for service in SERVICES}
 
 
-def acl_file(passwords: Mapping[str, str], run: str = "*", names: Mapping[str, str] | None = None) -> str:
-    """Lines for the server's aclfile; `names`: service -> user, leeway-<service> by default."""
-    lines = []
-    for service, rules in build_acl(run).items():
-        user = (names or {}).get(service, f"leeway-{service}")
-        lines.append(" ".join(["user", user, "on", f">{passwords[service]}", *rules]))
-    return "\n".join(lines) + "\n"
+def acl_file(passwords: Mapping[str, str], run: str = "*") -> str:
+    """Lines for the server's aclfile: the users leeway-<service>."""
+    return "".join(
+        f"user leeway-{service} {' '.join(setuser_arguments(service, passwords[service], run))}\n"
+        for service in SERVICES
+    )
 
 
 def setuser_arguments(service: str, password: str, run: str = "*") -> Sequence[str]:

@@ -80,7 +80,8 @@ def run(
 ) -> None:
     """Run everything on this machine: Redis, controller, trainer and samplers."""
     from leeway.config_load import load_config
-    from leeway.launch.local import LocalRun, default_out
+    from leeway.launch.claims import default_out
+    from leeway.launch.local import LocalRun
 
     if resume is not None and out is not None and resume != out:
         raise UsageError("--resume DIR goes on in DIR; leave --out away")
@@ -133,7 +134,7 @@ def chaos(
 
     from leeway.config_load import load_config
     from leeway.launch.chaos import KINDS, ChaosRun, plan_faults, show
-    from leeway.launch.local import default_out
+    from leeway.launch.claims import default_out
 
     asked = [kind.strip() for kind in faults.split(",")]
     kinds = [kind for kind in KINDS if kind in asked]

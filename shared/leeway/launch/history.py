@@ -17,6 +17,15 @@ ExpectedDigest = Callable[[int], str]
 """batch -> digest of its prompts in order, from planning alone."""
 
 
+def is_repeat(last: ReportHeader | None, report: ReportHeader) -> bool:
+    """True for a report that was written again because the answer to its first writing was lost."""
+    return last is not None and (last.epoch, last.event, last.step) == (
+        report.epoch,
+        report.event,
+        report.step,
+    )
+
+
 def check_history(
     reports: Sequence[ReportHeader],
     rows: Iterable[Mapping[str, Any]],

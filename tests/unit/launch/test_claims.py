@@ -10,7 +10,8 @@ import pytest
 
 from leeway.config_load import build_config
 from leeway.errors import UsageError
-from leeway.launch.local import LocalRun, check_checkpoint, claimed, default_out
+from leeway.launch.claims import check_checkpoint, claimed, default_out
+from leeway.launch.local import LocalRun
 
 CONFIG = build_config({"task": {"kind": "digits"}, "name": "t", "model": {"name": "tiny"}})
 

@@ -9,8 +9,7 @@ import pytest
 from leeway.batches import plan_ticket_ids, tickets_digest
 from leeway.config_load import build_config
 from leeway.launch.chaos import KINDS, SAMPLERS, STEPS_PER_FAULT, chaos_config, plan_faults
-from leeway.launch.history import check_history
-from leeway.launch.local import is_repeat
+from leeway.launch.history import check_history, is_repeat
 from leeway.messages import ReportHeader
 
 CONFIG = build_config(
