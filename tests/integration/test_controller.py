@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 import torch
@@ -84,7 +86,7 @@ class Play:
         self.digests[version] = manifest.digest
         self.controller.tick()
 
-    def beat(self, name: str, version: int, epoch: int = 1, ago: float = 0.0, **change: str) -> None:
+    def beat(self, name: str, version: int, epoch: int = 1, ago: float = 0.0, **change: Any) -> None:
         status = SamplerStatus(
             sampler=name,
             heartbeat=now() - ago,
@@ -328,3 +330,13 @@ def test_no_progress_ends_with_a_diagnosis(client: redis.Redis, keys: Keys) -> N
     with pytest.raises(StalledError) as caught:
         play.controller.tick()
     assert "samplers: none; lost: a (last heartbeat 30 s ago); tickets: 1 with" in str(caught.value)
+
+
+def test_responses_are_progress_too(client: redis.Redis, keys: Keys) -> None:
+    play = Play(client, keys)
+    play.started()
+    play.controller.progress_at = 0
+    play.beat("a", 1, tickets=3)  # would raise StalledError
+    play.controller.progress_at = 0
+    with pytest.raises(StalledError):
+        play.beat("a", 1, tickets=3)

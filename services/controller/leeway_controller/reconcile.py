@@ -110,6 +110,8 @@ class Controller:
         self.manifests = Tail(client, keys.weights, budget_s=self.budget_s)
         self.fences: dict[str, str] = self._load_fences()
         self.seen: set[str] = set()
+        self.responses = 0
+        """Responses that live samplers have published: a step may take long while they come."""
         self.silent: dict[str, float] = {}
         """Last heartbeats (Unix time) of samplers that fell silent and have not come back."""
         self.progress_at = self.ticked_at = time.monotonic()
@@ -294,6 +296,10 @@ class Controller:
         self._forget_lost()
         live, silent = live_samplers(self.statuses(), now(), self.config.sync.ticket_idle_s)
         metrics.observe(self.state, live)
+        responses = sum(status.tickets for status in live)
+        if responses > self.responses:
+            self.progress_at = time.monotonic()
+        self.responses = responses
         for status in silent:
             self._event(
                 "warning",
