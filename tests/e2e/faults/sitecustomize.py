@@ -19,18 +19,19 @@ FAULTS = os.environ.get("E2E_FAULTS", "").split()
 
 
 def raw_logprobs(engine: Any) -> None:
-    """The engine reports log-probs before the temperature, and nobody asks for its mode."""
+    """The engine reports log-probs before the temperature, and says that it does not."""
     arguments = engine.engine_args
     engine.engine_args = lambda *a, **k: arguments(*a, **k) | {"logprobs_mode": "raw_logprobs"}
 
-    async def connect(self: Any, redis_url: str, run: str) -> None:
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+    start = engine._start_vllm
 
-        request = WeightTransferInitRequest(init_info={"url": redis_url, "run": run})
-        await self._llm.init_weight_transfer_engine(request)
+    async def start_and_lie(*args: Any) -> Any:
+        llm = await start(*args)
+        # The engine's own process keeps the raw mode; the numbers alone must tell.
+        llm.model_config.logprobs_mode = "processed_logprobs"
+        return llm
 
-    engine.SamplerEngine._connect = connect
-    engine.SamplerEngine.logprobs_mode = "processed_logprobs"  # it lies, so that the numbers must tell
+    engine._start_vllm = start_and_lie
 
 
 def top_p_without_support(engine: Any) -> None:
