@@ -18,6 +18,7 @@ FAULTS = Path(__file__).parent / "faults"
 LEARNS: dict[str, Any] = {
     "model": {"params": {"hidden": 64, "layers": 2, "warmup_steps": 300, "target_accuracy": 0.5}},
     "task": {"reward": "exact"},
+    "sync": {"ticket_idle_s": 60.0},
     "batch": {"prompts": 8, "group_size": 8},
     "checks": {"sample_fraction": 1.0, "self_prefix_every": 1},
     "trainer": {"steps": 6, "learning_rate": 1e-3},

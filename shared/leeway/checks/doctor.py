@@ -21,7 +21,7 @@ from leeway.launch.record import read_rows
 from leeway.messages import ReportHeader, SamplerStatus
 from leeway.streams import Keys, RedisUnavailable, connect, now, retrying
 
-PROBE_WAIT_S = 30.0
+PROBE_WAIT_S = 60.0
 BUDGET_S = 10.0
 QUIET_S = 60.0
 """A live controller renews its results every second."""
