@@ -64,18 +64,28 @@ def test_a_clean_run_passes_every_check(start_run: StartRun, sampling: dict[str,
 
 
 PLANTED: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "label_moved reward_filter": (
+    "reward_filter reencoded_text": (
         {},
-        {"version/resync_took", "reward_filter/groups", "reward_filter/rewards", "deferral/selection"},
+        {
+            "reward_filter/groups",
+            "reward_filter/rewards",
+            "deferral/selection",
+            "retokenisation/ids_unchanged",
+        },
     ),
+    "label_moved": ({}, {"version/resync_took"}),
     "stale_tied_head first_finished": (
         # A float32 head, the default, reads the weight itself and has no kernel that could be stale.
         {"sampler": {"engine_args": {"hf_overrides": {"head_dtype": "model"}}}},
         {"version/resync_took", "numerics/discrepancy", "deferral/outstanding"},
     ),
-    "raw_logprobs reencoded_text nan_logprob": (
+    "raw_logprobs nan_logprob": (
         {"sampling": {"temperature": 0.6}},
-        {"sampling_distribution/calibration", "retokenisation/ids_unchanged", "numerics/non_finite"},
+        {
+            "sampling_distribution/calibration",
+            "sampling_distribution/ratio_mean",
+            "numerics/non_finite",
+        },
     ),
     "top_p_without_support": ({}, {"sampling_distribution/ratio_mean"}),
 }

@@ -59,7 +59,7 @@ def label_moved(weight_engine: Any) -> None:
 
 
 def reencoded_text(feed: Any) -> None:
-    """The trainer gets its tokens by way of text."""
+    """The trainer gets its tokens by way of text, which has no end of sequence."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(sys.argv[sys.argv.index("--model") + 1])
@@ -70,8 +70,9 @@ def reencoded_text(feed: Any) -> None:
         if not hasattr(message, "response_ids"):
             return message
         ids = message.response_ids.copy()
-        again = tokenizer.encode(tokenizer.decode(ids.tolist()), add_special_tokens=False)[: ids.size]
-        ids[: len(again)] = again
+        text = tokenizer.decode(ids.tolist(), skip_special_tokens=True)
+        again = tokenizer.encode(text, add_special_tokens=False)[: ids.size]
+        ids[: len(again)], ids[len(again) :] = again, tokenizer.pad_token_id
         return dataclasses.replace(message, response_ids=ids)
 
     feed.decode = decode_by_text
