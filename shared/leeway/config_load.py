@@ -160,6 +160,15 @@ def _fields_at(path: tuple[int | str, ...]) -> list[str]:
     return list(model.model_fields)
 
 
+def _shown(value: Any) -> str:
+    """A value for a message, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer with more digits than Python writes
+        return "a number that is too long to show"
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
 def _describe(error: Mapping[str, Any]) -> str:
     loc: tuple[int | str, ...] = error["loc"]
     path = ".".join(str(part) for part in loc) or "configuration"
@@ -169,13 +178,13 @@ def _describe(error: Mapping[str, Any]) -> str:
         allowed = _fields_at(loc[:-1])
         close = difflib.get_close_matches(str(loc[-1]), allowed, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        return f"{path}: unknown key (value {error['input']!r}); {hint}allowed: {', '.join(allowed)}"
+        return f"{path}: unknown key (value {_shown(error['input'])}); {hint}allowed: {', '.join(allowed)}"
     if error["type"] == "missing":
         return f"{path}: required, but not given"
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
         return f"{path}: {message}"
-    return f"{path}: got {error['input']!r} ({type(error['input']).__name__}); {message}"
+    return f"{path}: got {_shown(error['input'])} ({type(error['input']).__name__}); {message}"
 
 
 def build_config(data: Mapping[str, Any], source: str = "configuration") -> RunConfig:

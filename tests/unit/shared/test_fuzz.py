@@ -353,6 +353,13 @@ def test_aliases_that_explode_are_refused() -> None:
         assert time.monotonic() - began < 2
 
 
+def test_values_that_cannot_be_shown_are_refused_all_the_same() -> None:
+    for text in ("name: 0x" + "f" * 5000, "0x" + "f" * 5000 + ": 1", "sync: {x: [" + "1, " * 5000 + "]}"):
+        with pytest.raises(ConfigError) as caught:
+            build_config(parse_yaml(text, "f"))
+        assert len(str(caught.value)) < 2000
+
+
 def test_sources_without_an_end_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="more than 1048576 bytes"):
         read_file("/dev/zero")
