@@ -137,3 +137,20 @@ def test_embedded_redis_refuses_strangers_and_leaves_nothing() -> None:
         client.close()
     assert not psutil.pid_exists(pid)
     assert not directory.exists()
+
+
+@pytest.mark.parametrize("appendonly", [True, False])
+def test_a_server_that_was_killed_comes_back_with_what_it_had_on_disk(appendonly: bool) -> None:
+    from leeway.streams import connect
+
+    with EmbeddedRedis(maxmemory_mib=64, appendonly=appendonly) as server:
+        client = connect(server.url)
+        for number in range(100):
+            client.xadd("stream", {"n": number})
+        port = server.port
+        server.restart()
+        assert server.port == port
+        again = connect(server.url)
+        assert again.xlen("stream") == (100 if appendonly else 0)
+        client.close()
+        again.close()
