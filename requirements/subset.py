@@ -28,21 +28,24 @@ def read_roots(text: str) -> set[str]:
     return {normalise(found[0]) for line in lines if (found := NAME.match(line))}
 
 
-def read_lock(text: str) -> dict[str, str]:
-    """Name -> its lines, one block per package."""
-    blocks = re.split(r"\n(?=[A-Za-z0-9])", text.strip("\n"))
-    return {normalise(found[0]): block for block in blocks if (found := NAME.match(block))}
+def read_lock(text: str) -> dict[str, list[str]]:
+    """Name -> its blocks: a package has several when its version depends on Python or the machine."""
+    blocks: dict[str, list[str]] = {}
+    for block in re.split(r"\n(?=[A-Za-z0-9])", text.strip("\n")):
+        if found := NAME.match(block):
+            blocks.setdefault(normalise(found[0]), []).append(block)
+    return blocks
 
 
-def select(blocks: dict[str, str], roots: set[str]) -> list[str]:
+def select(blocks: dict[str, list[str]], roots: set[str]) -> list[str]:
     """Names of `roots` and of all that they need, sorted. Raises ValueError for a root that is not locked."""
     if missing := roots - blocks.keys():
         raise ValueError(f"not in the lock: {', '.join(sorted(missing))}")
     needs: dict[str, set[str]] = {}
-    for name, block in blocks.items():
-        notes = VIA.search(block)
-        for parent in notes[1].split(",") if notes else ():
-            needs.setdefault(normalise(parent.strip()), set()).add(name)
+    for name, versions in blocks.items():
+        for notes in filter(None, map(VIA.search, versions)):
+            for parent in notes[1].split(","):
+                needs.setdefault(normalise(parent.strip()), set()).add(name)
     found, todo = set(roots), list(roots)
     while todo:
         new = needs.get(todo.pop(), set()) - found
@@ -59,7 +62,7 @@ def main() -> None:
     blocks = read_lock(args.lock.read_text(encoding="utf-8"))
     roots = read_roots(args.lock.with_suffix(".in").read_text(encoding="utf-8"))
     for name in select(blocks, roots - {normalise(name) for name in args.without}):
-        print(blocks[name])
+        print("\n".join(blocks[name]))
 
 
 if __name__ == "__main__":
