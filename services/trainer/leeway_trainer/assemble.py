@@ -100,6 +100,8 @@ class BatchAssembler:
 
 def describe_slots(slots: list[Slot], limit: int = 8) -> str:
     """A short text for logs and errors: `3 of batch 7: 0/1, 2/0, 2/3` (group/index)."""
+    if not slots:
+        return "nothing"  # the last one arrived while the text was made
     named = ", ".join(f"{slot.group}/{slot.index}" for slot in slots[:limit])
     more = f" and {len(slots) - limit} more" if len(slots) > limit else ""
     return f"{len(slots)} of batch {slots[0].batch}: {named}{more} (group/index)"

@@ -94,4 +94,5 @@ def test_slot_outside_the_plan_is_an_error():
 
 
 def test_long_lists_are_cut():
+    assert describe_slots([]) == "nothing"
     assert describe_slots([Slot(0, g, 0) for g in range(20)]).endswith("7/0 and 12 more (group/index)")
