@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from leeway.bench.commands import app as bench_app
 from leeway.cli_cluster import model_app, scale_app, status
 from leeway.errors import EXIT_FAILED, EXIT_INTERRUPTED, LeewayError, UsageError
 from leeway.process import PASSWORD_ENV, with_password
@@ -28,6 +29,7 @@ redis_app = typer.Typer(help="The Redis server of runs.", no_args_is_help=True)
 app.add_typer(redis_app, name="redis")
 config_app = typer.Typer(help="The configuration of a run.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+app.add_typer(bench_app, name="bench")
 corrections_app = typer.Typer()
 app.add_typer(corrections_app, name="corrections")
 

@@ -162,6 +162,10 @@ class SamplerStatus(BaseModel):
     """Of these, tokens of responses that became void."""
     tickets: int = 0
     """Responses published since its start."""
+    stage_s: float = 0.0
+    """Seconds that reading and verifying the last version took, beside the running engine."""
+    pause_s: float = 0.0
+    """Seconds that generation stood still while it was loaded."""
     stuck: tuple[int, int] | None = None
     """(epoch, version) that it cannot get: only a keyframe helps."""
     fenced: bool = False

@@ -180,6 +180,8 @@ class SamplerEngine:
         """Version of the weights in the engine; None before the first and after a torn update."""
         self.epoch = -1
         self.digest = ""
+        self.staged_s = 0.0
+        """Seconds that reading and verifying took during the last update."""
         self.paused_s = 0.0
         """Seconds that generation stood still during the last update."""
         self.bans: list[str] = []
@@ -283,15 +285,17 @@ class SamplerEngine:
 
         Everything is read and verified first, while the engine goes on. Then requests in flight are aborted
         or waited for, the weights are loaded, the prefix cache is emptied, and later requests draw from the
-        new version. `paused_s` tells afterwards how long that took.
+        new version. `staged_s` and `paused_s` tell afterwards how long each took.
 
         Raises WeightsRefused (version unchanged), WeightsTorn and TimeoutError (version None: only a later
         success gives one).
         """
         deadline = time.monotonic() + budget_s
         async with self._updating:
+            started = time.monotonic()
             await self._stage(manifest, deadline)
             began = time.monotonic()
+            self.staged_s = began - started
             async with asyncio.timeout(deadline - began):
                 await self._llm.pause_generation(mode=inflight, clear_cache=True)
                 try:

@@ -323,13 +323,11 @@ class Sampler:
     async def _attest(self, error: str | None) -> None:
         self.counters.error = error
         metrics.observe(self.counters, self.ready, self.engine.version)
-        engine = self.engine
-        held = (engine.epoch, engine.version, engine.digest)
-        status = self.counters.status(self.name, ready=self.ready, version=held, watcher=self.watcher)
+        status = self.counters.status(self.name, ready=self.ready, engine=self.engine, watcher=self.watcher)
         status = status.model_copy(
             update={
-                "logprobs_mode": engine.logprobs_mode,
-                "bans": engine.bans,
+                "logprobs_mode": self.engine.logprobs_mode,
+                "bans": self.engine.bans,
                 "probe": self.prober.result,
             }
         )

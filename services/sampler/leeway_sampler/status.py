@@ -11,10 +11,8 @@ from leeway.messages import SamplerStatus
 from leeway.streams import now
 
 if TYPE_CHECKING:
+    from leeway_sampler.engine import SamplerEngine
     from leeway_sampler.watch import WeightWatcher
-
-HeldVersion = tuple[int, int | None, str]
-"""(run epoch, version or None, digest) of the weights in the engine."""
 
 
 class Counters:
@@ -56,17 +54,18 @@ class Counters:
         self.tokens_voided += tokens if void else 0
 
     def status(
-        self, sampler: str, *, ready: bool, version: HeldVersion, watcher: WeightWatcher
+        self, sampler: str, *, ready: bool, engine: SamplerEngine, watcher: WeightWatcher
     ) -> SamplerStatus:
         """The status to write now."""
-        epoch, number, digest = version
         return SamplerStatus(
             sampler=sampler,
             heartbeat=now(),
             ready=ready,
-            epoch=epoch,
-            version=-1 if number is None else number,
-            digest=digest,
+            epoch=engine.epoch,
+            version=-1 if engine.version is None else engine.version,
+            digest=engine.digest,
+            stage_s=round(engine.staged_s, 4),
+            pause_s=round(engine.paused_s, 4),
             stuck=watcher.stuck,
             fenced=watcher.fenced,
             passed=watcher.passed,

@@ -9,7 +9,7 @@ import pytest
 
 from leeway.config import RunConfig
 from leeway.errors import UsageError
-from leeway_sampler.engine import engine_args, engine_environment, sampling_arguments
+from leeway_sampler.engine import SamplerEngine, engine_args, engine_environment, sampling_arguments
 from leeway_sampler.generation import Head
 from leeway_sampler.status import Counters
 from leeway_sampler.watch import WeightWatcher
@@ -69,9 +69,10 @@ def test_counters_add_up():
         counters.generated(10)
         counters.generated(4, void=True)
         assert counters.inflight == 1
+    engine = SamplerEngine(None, None, None, None)  # type: ignore[arg-type]
     watcher = WeightWatcher(None, None, 1.0, None)  # type: ignore[arg-type]
     watcher.set_fence("0.1.5")
-    status = counters.status("s", ready=True, version=(1, None, ""), watcher=watcher)
+    status = counters.status("s", ready=True, engine=engine, watcher=watcher)
     assert (status.tokens, status.tokens_voided, status.inflight, status.version) == (14, 4, 0, -1)
-    assert (status.epoch, status.fenced, status.passed, status.stuck) == (1, True, "", None)
+    assert (status.epoch, status.fenced, status.passed, status.stuck) == (-1, True, "", None)
     assert 0 <= status.busy_s <= status.uptime_s

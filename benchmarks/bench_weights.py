@@ -1,0 +1,11 @@
+"""What a broadcast of weights costs, on the tiny model; `leeway bench weights` measures a real one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+ARGUMENTS = ["bench", "weights", "--model", "tiny", "--lr", "1e-5", "--steps", "1,4", "--samplers", "1"]
+
+if __name__ == "__main__":
+    sys.exit(subprocess.run([sys.executable, "-m", "leeway.cli", *ARGUMENTS], check=False).returncode)

@@ -1,0 +1,1 @@
+"""Measurements on this machine, with real parts in real processes."""
