@@ -327,6 +327,12 @@ class WeightsConfig(Section):
     chunk_bytes: int = Field(default=1 << 20, ge=1 << 16, le=4 << 20)
     dtype: Dtype = "bfloat16"
     """Type on the wire, which is what samplers load."""
+    transport: Literal["redis", "nccl"] = "redis"
+    """`nccl`: straight from the trainer's GPU to the samplers' GPUs through vLLM's own engine, with manifests
+    in Redis. Needs NVIDIA GPUs on one fabric and vLLM beside the trainer; not verified yet."""
+    nccl_address: str | None = None
+    """Where samplers reach the trainer's first rank; null: its host name."""
+    nccl_port: int = Field(default=29600, ge=1, le=65535)
     keyframe_every: int = Field(default=32, ge=1)
     """Every n-th version is sent in full, for samplers that join later; between them only what changed. 1:
     every version in full."""

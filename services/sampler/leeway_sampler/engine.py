@@ -26,6 +26,7 @@ from leeway.config import RunConfig, SamplingConfig
 from leeway.errors import LeewayError, UsageError
 from leeway.telemetry.tracing import TRACES_ENDPOINT, traceparent, tracing
 from leeway.weights import WeightManifest, WeightsError
+from leeway_sampler import nccl
 from leeway_sampler.generation import Generation, Head, build_generation
 from leeway_sampler.plugin import BACKEND, OWNER_ENV, register
 from leeway_sampler.store import WeightStore
@@ -176,6 +177,8 @@ class SamplerEngine:
         self._updating = asyncio.Lock()
         self._idle = asyncio.Event()
         self._idle.set()
+        self.name = ""
+        """Name of this sampler, by which an NCCL group knows it."""
         self.version: int | None = None
         """Version of the weights in the engine; None before the first and after a torn update."""
         self.epoch = -1
@@ -215,8 +218,9 @@ class SamplerEngine:
         mode = self._llm.model_config.logprobs_mode
         if mode != "processed_logprobs":
             raise EngineError(f"vLLM runs with logprobs_mode={mode}; processed_logprobs is required")
-        async with asyncio.timeout(self._config.sampler.start_timeout_s):
-            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
+        if self._config.weights.transport == "redis":  # by NCCL every version has a group of its own
+            async with asyncio.timeout(self._config.sampler.start_timeout_s):
+                await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
 
     @property
     def logprobs_mode(self) -> str:
@@ -308,6 +312,9 @@ class SamplerEngine:
 
     async def _stage(self, manifest: WeightManifest, deadline: float) -> None:
         try:
+            if manifest.offer is not None:
+                nccl.rank_in(manifest, self.name)
+                return
             await asyncio.to_thread(self.store.stage, manifest, deadline)
         except (LeewayError, redis.RedisError, OSError, TimeoutError) as exc:
             raise WeightsRefused(f"{exc}; the weights before it are untouched") from exc
@@ -316,7 +323,7 @@ class SamplerEngine:
         previous = (self.epoch, self.version, self.digest)
         self.epoch, self.version, self.digest = -1, None, ""
         try:
-            await self._load(manifest.version)
+            await self._load(manifest)
         except Exception as exc:
             reason = _update_error(exc)
             await self._close_update()
@@ -326,13 +333,16 @@ class SamplerEngine:
         self.store.copy.keep()
         self.epoch, self.version, self.digest = manifest.epoch, manifest.version, manifest.digest
 
-    async def _load(self, version: int) -> None:
-        """Start, update, finish, empty the prefix cache: what the store holds is what the engine holds."""
+    async def _load(self, manifest: WeightManifest) -> None:
+        """Start, update, finish, empty the prefix cache; from what the store holds, or by NCCL."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        await self._llm.start_weight_update()
-        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=self.store.update_info()))
-        await self._llm.finish_weight_update(weight_version=str(version))
+        if manifest.offer is not None:
+            await nccl.receive(self._llm, manifest, self.name)
+        else:
+            await self._llm.start_weight_update()
+            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=self.store.update_info()))
+            await self._llm.finish_weight_update(weight_version=str(manifest.version))
         if not await self._llm.reset_prefix_cache():
             raise EngineError("the prefix cache could not be emptied")
 
@@ -343,7 +353,7 @@ class SamplerEngine:
         if version is None or held is None or (held.key, held.digest) != ((epoch, version), digest):
             raise WeightsTorn(f"{reason}; there are no weights to put back")
         try:
-            await self._load(version)
+            await self._load(held)
         except Exception as exc:
             await self._close_update()
             raise WeightsTorn(f"{reason}; putting version {version} back: {_update_error(exc)}") from exc
@@ -383,12 +393,16 @@ async def _start_vllm(config: RunConfig, model: str) -> AsyncLLM:
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    transport = config.weights.transport
+    if transport == "nccl":
+        nccl.check_platform(current_platform.is_cuda(), current_platform.device_name)
     sampling = config.sampling
     # The vocabulary is known only to the engine; it accepts a larger limit than that.
     head = Head(sampling.head_tokens, sampling.head_eps, sampling.truncated, vocab_size=1 << 30)
     args = engine_args(config, model, cpu=current_platform.is_cpu(), head=head.requested)
     try:
-        vllm_args = AsyncEngineArgs(**args, weight_transfer_config=WeightTransferConfig(backend=BACKEND))
+        backend = BACKEND if transport == "redis" else transport
+        vllm_args = AsyncEngineArgs(**args, weight_transfer_config=WeightTransferConfig(backend=backend))
         return AsyncLLM.from_engine_args(vllm_args)
     except (ValueError, TypeError, OSError) as exc:
         raise UsageError(f"vLLM refuses model {model}: {exc}") from exc

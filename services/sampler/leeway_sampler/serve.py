@@ -57,6 +57,7 @@ class Sampler:
     ) -> None:
         self.client, self.keys, self.config = client, keys, config
         self.engine, self.rewards, self.decode_text, self.name = engine, rewards, decode_text, name
+        engine.name = name
         self.budget_s = config.redis.reconnect_s
         self.counters = Counters()
         self.prober = Prober(engine, config.checks.probe_draws)

@@ -11,6 +11,7 @@ is no other copy of the weights.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import redis
 import torch
 
 from leeway.config import RunConfig
+from leeway.errors import StalledError
 from leeway.messages import SamplerStatus
 from leeway.streams import KEYFRAME_FIELD, Keys, now, retrying
 from leeway.telemetry.tracing import traceparent
@@ -28,11 +30,13 @@ from leeway.weights import (
     decide_codec,
     free_versions,
     plan_free,
+    publish_offer,
     publish_weights,
     published_manifests,
     room_for,
 )
 from leeway.weights.manifest import ITEM_BYTES
+from leeway_trainer import nccl
 from leeway_trainer.model import DTYPES
 from leeway_trainer.policy import Policy
 from leeway_trainer.ranks import Ranks
@@ -52,6 +56,8 @@ class Broadcaster:
         self, config: RunConfig, ranks: Ranks, client: redis.Redis | None, keys: Keys, epoch: int
     ) -> None:
         self.config, self.ranks, self.client, self.keys, self.epoch = config, ranks, client, keys, epoch
+        if config.weights.transport == "nccl":
+            nccl.check_device(ranks.device)
         self.budget_s = config.redis.reconnect_s
         self.last: WeightManifest | None = None
         """What was published last, on rank 0."""
@@ -66,6 +72,10 @@ class Broadcaster:
 
         Raises WeightsTooLarge, on every rank alike, when Redis has no room for it; nothing has changed then.
         """
+        if self.config.weights.transport == "nccl":
+            self._publish_nccl(policy, version, step)
+            snapshot.refresh(wire_tensors(policy, self._dtype, step=step))
+            return
         plan = self.ranks.share_int(self._plan(policy) if self.client is not None else DONE)
         while plan in (FULL, DELTA):
             tensors: Iterable[Any] = wire_tensors(policy, self._dtype, step=step)
@@ -89,6 +99,28 @@ class Broadcaster:
             return False
         return any(status.stuck == last.key for status in self._samplers())
 
+    def _publish_nccl(self, policy: Policy, version: int, step: int) -> None:
+        specs = nccl.tensor_specs(wire_tensors(policy, self._dtype, step=step))
+        weights = self.config.weights
+        offer = nccl.plan_offer(
+            self._awaited_samplers() if self.client is not None else [],
+            address=weights.nccl_address,
+            port=weights.nccl_port,
+            tensor_parallel_size=self.config.sampler.tensor_parallel_size,
+        )
+        if self.client is not None:
+            self.last = publish_offer(
+                self.client,
+                self.keys,
+                offer,
+                specs,
+                epoch=self.epoch,
+                version=version,
+                step=step,
+                budget_s=self.budget_s,
+            )
+        nccl.send(offer, specs, wire_tensors(policy, self._dtype, step=step), self.ranks.rank)
+
     # -- rank 0 ----------------------------------------------------------------------------------------
 
     @property
@@ -106,6 +138,16 @@ class Broadcaster:
         statuses = [SamplerStatus.model_validate_json(value) for value in raw.values()]
         silent = now() - self.config.sync.ticket_idle_s
         return [status for status in statuses if status.heartbeat >= silent]
+
+    def _awaited_samplers(self) -> list[SamplerStatus]:
+        """Live samplers; before the first version, as many as the run starts with."""
+        deadline = time.monotonic() + self.config.sampler.start_timeout_s
+        wanted = self.config.sampler.replicas if self.last is None else 1
+        while len(found := self._samplers()) < wanted:
+            if time.monotonic() > deadline:
+                raise StalledError(f"{len(found)} of {wanted} samplers are there to take weights by NCCL")
+            time.sleep(0.2)
+        return found
 
     def _plan(self, policy: Policy) -> int:
         """FULL, DELTA or NO_ROOM, after freeing what nobody needs."""

@@ -11,6 +11,7 @@ host_copy.py  reading versions
 from leeway.weights.chunks import ChunkSource
 from leeway.weights.host_copy import HostCopy
 from leeway.weights.manifest import (
+    NcclOffer,
     TensorSpec,
     WeightManifest,
     WeightsCorrupt,
@@ -26,6 +27,7 @@ from leeway.weights.publish import (
     free_versions,
     latest_manifest,
     parse_manifest,
+    publish_offer,
     publish_weights,
     published_manifests,
 )
@@ -34,6 +36,7 @@ __all__ = [
     "CHUNK_BYTES",
     "ChunkSource",
     "HostCopy",
+    "NcclOffer",
     "TensorSpec",
     "VersionKey",
     "WeightManifest",
@@ -48,6 +51,7 @@ __all__ = [
     "parse_manifest",
     "plan_chain",
     "plan_free",
+    "publish_offer",
     "publish_weights",
     "published_manifests",
     "room_for",

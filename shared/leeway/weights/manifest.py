@@ -78,11 +78,22 @@ class Base(_Wire):
     digest: str
 
 
+class NcclOffer(_Wire):
+    """Where to join the group that carries a version: rank 0 is the trainer."""
+
+    address: str
+    port: int
+    world_size: int
+    ranks: dict[str, int]
+    """Name of a sampler -> rank of its first worker."""
+
+
 class WeightManifest(_Wire):
     """Everything a reader needs to know about one version. Written after its last chunk.
 
     `tensors`, `nbytes` and `digest` are of the weights themselves; `wire_nbytes` bytes in `chunks` chunks
-    carry them: all of them (`full`), or what changed since `base` (`delta`).
+    carry them: all of them (`full`), or what changed since `base` (`delta`). `nccl`: nothing is in Redis,
+    samplers get the weights from a group (`offer`).
     """
 
     schema_version: Literal[2] = 2
@@ -90,8 +101,9 @@ class WeightManifest(_Wire):
     epoch: int = Field(ge=0)
     version: int = Field(ge=0)
     step: int = Field(ge=0)
-    codec: Literal["full", "delta"] = "full"
+    codec: Literal["full", "delta", "nccl"] = "full"
     base: Base | None = None
+    offer: NcclOffer | None = None
     chunk_bytes: int = Field(ge=1)
     chunks: int = Field(ge=0)
     wire_nbytes: int = Field(ge=0)
@@ -127,7 +139,9 @@ class WeightManifest(_Wire):
             raise ValueError(f"codec {self.codec} with base {self.base}")
         if self.base is not None and self.base.version >= self.version:
             raise ValueError(f"its base {self.base.version} is not below it")
-        if self.base is None and self.wire_nbytes != self.nbytes:
+        if (self.codec == "nccl") != (self.offer is not None):
+            raise ValueError(f"codec {self.codec} with offer {self.offer}")
+        if self.codec == "full" and self.wire_nbytes != self.nbytes:
             raise ValueError(f"{self.wire_nbytes} bytes carry {self.nbytes} in full")
         if len({spec.name for spec in self.tensors}) != len(self.tensors):
             raise ValueError("a tensor name stands twice")

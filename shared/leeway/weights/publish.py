@@ -26,6 +26,7 @@ from leeway.weights.codec import Words, count_not_finite, encode_piece, pieces, 
 from leeway.weights.manifest import (
     ITEM_BYTES,
     Base,
+    NcclOffer,
     TensorSpec,
     WeightManifest,
     WeightsCorrupt,
@@ -126,12 +127,7 @@ def publish_weights(
             raise WeightsError(
                 f"weights version {version}: other tensors than those of version {base.version}"
             )
-        fields: Any = {MANIFEST_FIELD: manifest.model_dump_json()}
-        retrying(
-            lambda: client.xadd(keys.weights, fields),
-            budget_s=budget_s,
-            what=f"publishing the manifest of weights version {version}",
-        )
+        _announce(client, keys, manifest, budget_s)
         committed = True
         return manifest
     except WeightsTooLarge as exc:
@@ -140,6 +136,45 @@ def publish_weights(
         if not committed:
             with contextlib.suppress(redis.RedisError):  # the first error is the one to report
                 client.unlink(stream)
+
+
+def publish_offer(
+    client: redis.Redis,
+    keys: Keys,
+    offer: NcclOffer,
+    specs: Sequence[TensorSpec],
+    *,
+    epoch: int,
+    version: int,
+    step: int,
+    budget_s: float = 60.0,
+) -> WeightManifest:
+    """Announce a version that samplers get from an NCCL group; nothing else of it is in Redis."""
+    manifest = WeightManifest(
+        run=keys.run,
+        epoch=epoch,
+        version=version,
+        step=step,
+        codec="nccl",
+        offer=offer,
+        chunk_bytes=1,
+        chunks=0,
+        wire_nbytes=0,
+        nbytes=sum(spec.nbytes for spec in specs),
+        tensors=tuple(specs),
+        digest=weights_digest(specs),
+    )
+    _announce(client, keys, manifest, budget_s)
+    return manifest
+
+
+def _announce(client: redis.Redis, keys: Keys, manifest: WeightManifest, budget_s: float) -> None:
+    fields: Any = {MANIFEST_FIELD: manifest.model_dump_json()}
+    retrying(
+        lambda: client.xadd(keys.weights, fields),
+        budget_s=budget_s,
+        what=f"publishing the manifest of weights version {manifest.version}",
+    )
 
 
 def free_versions(client: redis.Redis, keys: Keys, versions: Sequence[WeightManifest]) -> int:

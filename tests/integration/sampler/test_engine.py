@@ -17,6 +17,7 @@ from sampler_support import perturbed, reference_logp, save_tiny_model
 
 from leeway.checks.stats import chi_square_z
 from leeway.config import RunConfig
+from leeway.errors import UsageError
 from leeway.streams import Keys, connect
 from leeway.weights import WeightManifest, publish_weights
 from leeway_sampler.engine import (
@@ -26,6 +27,7 @@ from leeway_sampler.engine import (
     WeightsRefused,
     WeightsTorn,
     banning,
+    _start_vllm,
 )
 from leeway_sampler.generation import Generation, Head
 from leeway_sampler.probe import Prober
@@ -113,6 +115,12 @@ async def rig(request, tmp_path_factory, redis_server) -> AsyncIterator[Rig]:
     finally:
         engine.shutdown()
         client.close()
+
+
+async def test_nccl_is_refused_without_gpus():
+    config = RunConfig.model_validate({**CONFIG, "weights": {"transport": "nccl"}})
+    with pytest.raises(UsageError, match="needs NVIDIA GPUs, and vLLM runs on cpu"):
+        await _start_vllm(config, "no model is looked at")
 
 
 async def test_no_token_is_drawn_before_the_first_weights(rig):
@@ -258,9 +266,9 @@ async def test_a_failure_after_a_delta_goes_back_through_it(rig, monkeypatch):
     assert manifest.codec == "delta"
     load, calls = rig.engine._load, []
 
-    async def fails_once(number: int) -> None:
-        calls.append(number)
-        await load(number)
+    async def fails_once(manifest: WeightManifest) -> None:
+        calls.append(manifest.version)
+        await load(manifest)
         if len(calls) == 1:
             raise RuntimeError("as if a worker had failed after it loaded")
 
@@ -276,8 +284,8 @@ async def test_a_failure_after_a_delta_goes_back_through_it(rig, monkeypatch):
 async def test_weights_that_cannot_be_put_back_stop_the_engine_until_a_resync(rig, monkeypatch):
     await rig.resync()
 
-    async def fails(number: int) -> None:
-        raise RuntimeError(f"no way to {number}")
+    async def fails(manifest: WeightManifest) -> None:
+        raise RuntimeError(f"no way to {manifest.version}")
 
     with monkeypatch.context() as patch:
         patch.setattr(rig.engine, "_load", fails)
