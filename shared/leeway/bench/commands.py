@@ -10,6 +10,8 @@ import typer
 from leeway.errors import UsageError
 
 app = typer.Typer(help="Measurements on this machine.", no_args_is_help=True)
+SIZES = (0.6e9, 1.7e9, 8e9, 32e9, 70e9)
+SAMPLERS = (64, 128, 256, 512)
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -40,6 +42,61 @@ def weights(
         typer.echo(json.dumps(result))
     else:
         _print(result)
+
+
+@app.command()
+def fanout(
+    measured: Annotated[Path, typer.Argument(help="What leeway bench weights --json printed, in a file.")],
+    network_gbit: Annotated[float, typer.Option(help="Network card of a Redis server, Gbit/s.")] = 25.0,
+    load_gb_s: Annotated[
+        float | None, typer.Option(help="Reload of an engine, GB/s; default: as measured.")
+    ] = None,
+    delta_ratio: Annotated[
+        float | None, typer.Option(help="How much smaller a delta is; default: the last one measured.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate one broadcast to 64-512 samplers of models of 0.6-70 B parameters from measured rates."""
+    from dataclasses import asdict
+
+    from leeway.bench.fanout import rates_from, rows
+
+    try:
+        result = json.loads(measured.read_text())
+        load = None if load_gb_s is None else load_gb_s * 1e9
+        rates = rates_from(result, network_bytes_s=network_gbit * 1e9 / 8, load_bytes_s=load)
+        ratio = delta_ratio or result["pair"][-1]["byte_ratio"]
+    except (OSError, ValueError, KeyError, IndexError) as exc:
+        raise UsageError(
+            f"{measured}: {type(exc).__name__} {exc}; expected the output of leeway bench weights --json "
+            "with at least one sampler"
+        ) from exc
+    made = rows(rates, parameters=SIZES, samplers=SAMPLERS, delta_ratio=ratio)
+    if as_json:
+        plain = [{**row, **{k: asdict(row[k]) for k in ("alone", "with_replicas")}} for row in made]
+        typer.echo(json.dumps({"rates": asdict(rates), "delta_ratio": ratio, "rows": plain}))
+    else:
+        _print_fanout(made)
+
+
+def _print_fanout(made: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    heads = ("B", "sent", "samplers", "read s", "wall s", "pause s", "replicas", "wall s", "help from")
+    table = Table(*heads, title="alone: read, wall, pause; with replicas: how many, wall")
+    for row in made:
+        alone, helped = row["alone"], row["with_replicas"]
+        table.add_row(
+            f"{row['parameters'] / 1e9:g}",
+            row["kind"],
+            str(row["samplers"]),
+            *(f"{seconds:.1f}" for seconds in (alone.read_s, alone.wall_s, alone.pause_s)),
+            str(row["replicas"]),
+            f"{helped.wall_s:.1f}",
+            str(row["replicas_help_from"] or "-"),
+        )
+    Console().print(table)
 
 
 def _rising(text: str) -> list[int]:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 URL_ENV = "LEEWAY_BENCH_REDIS"
+SERVER_READERS = 3
+"""Readers at the same time, for what one server can send."""
 Weights = dict[str, "Tensor"]
 Row = dict[str, Any]
 
@@ -71,9 +73,16 @@ class _Reader:
         )
 
     def ask(self, command: Row) -> Row:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        self.send(command)
+        return self.receive()
+
+    def send(self, command: Row) -> None:
+        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command) + "\n")
         self._process.stdin.flush()
+
+    def receive(self) -> Row:
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise BenchError(f"the reader process ended with exit code {self._process.wait(10)}")
@@ -151,9 +160,10 @@ def _load(path: Path) -> Weights:
 def _baseline(url: str, weights: Weights) -> Row:
     client, keys = connect(url), Keys("bench-raw")
     stream = keys.key("raw")
-    reader = _Reader(url, keys.run)
+    readers = [_Reader(url, keys.run) for _ in range(SERVER_READERS)]
     try:
-        reader.ask({"raw": stream, "chunks": 0})  # its imports are done
+        for reader in readers:
+            reader.ask({"raw": stream, "chunks": 0})  # its imports are done
         began, chunks = time.perf_counter(), 0
         pending = bytearray()
         for tensor in weights.values():
@@ -166,10 +176,21 @@ def _baseline(url: str, weights: Weights) -> Row:
             client.xadd(stream, {"data": bytes(pending)})
             chunks += 1
         write_s = time.perf_counter() - began
-        read_s = reader.ask({"raw": stream, "chunks": chunks})["seconds"]
-        return {"write_s": write_s, "read_s": read_s, "total_s": write_s + read_s}
+        command = {"raw": stream, "chunks": chunks}
+        read_s = readers[0].ask(command)["seconds"]
+        for reader in readers:
+            reader.send(command)
+        answers = [reader.receive() for reader in readers]
+        server_bytes_s = sum(a["nbytes"] for a in answers) / max(a["seconds"] for a in answers)
+        return {
+            "write_s": write_s,
+            "read_s": read_s,
+            "total_s": write_s + read_s,
+            "server_bytes_s": server_bytes_s,
+        }
     finally:
-        reader.close()
+        for reader in readers:
+            reader.close()
         client.unlink(stream)
         client.close()
 
