@@ -36,6 +36,14 @@ class Rates:
 
 
 @dataclass(frozen=True)
+class Size:
+    """Bytes of the weights, and of what is sent of them."""
+
+    weight_bytes: float
+    wire_bytes: float
+
+
+@dataclass(frozen=True)
 class Broadcast:
     """Seconds of one broadcast. `read_s`: until the last sampler has all bytes, from the manifest on."""
 
@@ -53,15 +61,13 @@ class Broadcast:
 STEPS = 400
 
 
-def simulate(
-    rates: Rates, *, weight_bytes: float, wire_bytes: float, samplers: int, replicas: int
-) -> Broadcast:
+def simulate(rates: Rates, size: Size, *, samplers: int, replicas: int) -> Broadcast:
     """One broadcast to `samplers`; with `replicas`, those serve the samplers and the primary serves them."""
     return Broadcast(
-        encode_s=weight_bytes / rates.encode_weight_bytes_s,
-        read_s=_read_seconds(rates, wire_bytes, samplers, replicas),
-        decode_s=weight_bytes / rates.decode_weight_bytes_s,
-        pause_s=weight_bytes / rates.load_weight_bytes_s,
+        encode_s=size.weight_bytes / rates.encode_weight_bytes_s,
+        read_s=_read_seconds(rates, size.wire_bytes, samplers, replicas),
+        decode_s=size.weight_bytes / rates.decode_weight_bytes_s,
+        pause_s=size.weight_bytes / rates.load_weight_bytes_s,
     )
 
 
@@ -82,9 +88,7 @@ def _read_seconds(rates: Rates, wire_bytes: float, samplers: int, replicas: int)
     return seconds
 
 
-def replicas_needed(
-    rates: Rates, *, weight_bytes: float, wire_bytes: float, samplers: int, most: int = 64
-) -> int:
+def replicas_needed(rates: Rates, size: Size, *, samplers: int, most: int = 64) -> int:
     """The fewest replicas after which reading is no longer what a broadcast waits for, or helps no more.
 
     Reading counts as hidden when it takes no longer than decoding or loading, which more servers do not
@@ -92,9 +96,7 @@ def replicas_needed(
     """
     best, best_s = 0, float("inf")
     for count in range(most + 1):
-        done = simulate(
-            rates, weight_bytes=weight_bytes, wire_bytes=wire_bytes, samplers=samplers, replicas=count
-        )
+        done = simulate(rates, size, samplers=samplers, replicas=count)
         if done.read_s <= max(done.decode_s, done.pause_s):
             return count
         if done.read_s < 0.99 * best_s:
@@ -102,10 +104,10 @@ def replicas_needed(
     return best
 
 
-def samplers_from_which_replicas_help(rates: Rates, *, weight_bytes: float, wire_bytes: float) -> int:
+def samplers_from_which_replicas_help(rates: Rates, size: Size) -> int:
     """The fewest samplers (a power of two, at most 4096) for which replicas shorten a broadcast; 0: none."""
     for power in range(13):
-        if replicas_needed(rates, weight_bytes=weight_bytes, wire_bytes=wire_bytes, samplers=1 << power):
+        if replicas_needed(rates, size, samplers=1 << power):
             return 1 << power
     return 0
 
@@ -136,18 +138,18 @@ def rows(
     made = []
     for count in parameters:
         for kind, ratio in (("full", 1.0), ("delta", delta_ratio)):
-            sizes = {"weight_bytes": 2 * count, "wire_bytes": 2 * count / ratio}
-            point = samplers_from_which_replicas_help(rates, **sizes)
+            size = Size(weight_bytes=2 * count, wire_bytes=2 * count / ratio)
+            point = samplers_from_which_replicas_help(rates, size)
             for number in samplers:
-                needed = replicas_needed(rates, **sizes, samplers=number)
+                needed = replicas_needed(rates, size, samplers=number)
                 made.append(
                     {
                         "parameters": count,
                         "kind": kind,
                         "samplers": number,
-                        "alone": simulate(rates, **sizes, samplers=number, replicas=0),
+                        "alone": simulate(rates, size, samplers=number, replicas=0),
                         "replicas": needed,
-                        "with_replicas": simulate(rates, **sizes, samplers=number, replicas=needed),
+                        "with_replicas": simulate(rates, size, samplers=number, replicas=needed),
                         "replicas_help_from": point,
                     }
                 )

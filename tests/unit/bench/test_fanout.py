@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from leeway.bench.fanout import (
     Rates,
+    Size,
     rates_from,
     replicas_needed,
     rows,
@@ -29,9 +30,7 @@ GB = 1e9
 
 
 def read_s(samplers: int, replicas: int = 0, rates: Rates = RATES) -> float:
-    return simulate(
-        rates, weight_bytes=16 * GB, wire_bytes=16 * GB, samplers=samplers, replicas=replicas
-    ).read_s
+    return simulate(rates, Size(16 * GB, 16 * GB), samplers=samplers, replicas=replicas).read_s
 
 
 def test_one_server_is_shared_evenly() -> None:
@@ -51,21 +50,19 @@ def test_replicas_divide_what_the_samplers_wait_for() -> None:
 @given(st.integers(1, 600), st.integers(0, 40), st.floats(1e6, 1e11))
 @settings(max_examples=100, deadline=None)
 def test_no_server_sends_more_than_it_can(samplers, replicas, wire_bytes):
-    seconds = simulate(
-        RATES, weight_bytes=wire_bytes, wire_bytes=wire_bytes, samplers=samplers, replicas=replicas
-    ).read_s
+    seconds = simulate(RATES, Size(wire_bytes, wire_bytes), samplers=samplers, replicas=replicas).read_s
     servers = max(1, replicas)
     assert seconds * RATES.out_bytes_s * servers >= samplers * wire_bytes * 0.99
     assert seconds * RATES.reader_wire_bytes_s >= wire_bytes * 0.99
 
 
 def test_replicas_are_asked_for_only_where_they_help() -> None:
-    sizes = {"weight_bytes": 16 * GB, "wire_bytes": 16e6}
-    assert replicas_needed(RATES, **sizes, samplers=64) == 0  # reading hides behind decoding
-    many = replicas_needed(RATES, weight_bytes=16 * GB, wire_bytes=16 * GB, samplers=64)
+    small, whole = Size(16 * GB, 16e6), Size(16 * GB, 16 * GB)
+    assert replicas_needed(RATES, small, samplers=64) == 0  # reading hides behind decoding
+    many = replicas_needed(RATES, whole, samplers=64)
     assert 6 <= many <= 10  # about the square root of the samplers
-    assert samplers_from_which_replicas_help(RATES, weight_bytes=16 * GB, wire_bytes=16 * GB) in (2, 4, 8)
-    assert samplers_from_which_replicas_help(RATES, **sizes) > 256
+    assert samplers_from_which_replicas_help(RATES, whole) in (2, 4, 8)
+    assert samplers_from_which_replicas_help(RATES, small) > 256
 
 
 def test_rates_and_rows_from_a_measurement() -> None:
