@@ -154,7 +154,8 @@ def _save_updates(
 def _load(path: Path) -> Weights:
     from safetensors.torch import load_file
 
-    return load_file(path)
+    # Copied, because pages of a mapped file would count as memory of whoever reads them first.
+    return {name: tensor.clone() for name, tensor in load_file(path).items()}
 
 
 def _baseline(url: str, weights: Weights) -> Row:

@@ -7,8 +7,8 @@
 
 The copy lies in memory without a file (memfd) that other processes of this machine can map by `path`, so
 that the workers of a tensor-parallel engine share one. It is changed in place: how to go back is a journal
-of records (codec.py), which are their own undo, in memory or, when large, in a temporary file. Cost: the
-weights once in their wire type; while they change, one chunk, one piece and at most JOURNAL_BYTES more.
+of the bits that were flipped, in memory or, when large, in a temporary file. Cost: the weights once in their
+wire type; while they change, one chunk, one piece and at most JOURNAL_BYTES more.
 """
 
 from __future__ import annotations
@@ -26,15 +26,24 @@ import xxhash
 
 from leeway.streams import Keys
 from leeway.weights.chunks import ByteStream, ChunkSource, read_chunks
-from leeway.weights.codec import RecordError, Words, apply_piece, encode_piece, pieces, read_record, words
+from leeway.weights.codec import (
+    Changes,
+    RecordError,
+    Words,
+    changes,
+    decode_piece,
+    pieces,
+    read_record,
+    words,
+)
 from leeway.weights.manifest import ITEM_BYTES, TensorSpec, WeightManifest, WeightsCorrupt
 
 if TYPE_CHECKING:
     import torch
 
 JOURNAL_BYTES = 16 << 20
-_PLACE = struct.Struct("<QQB")
-"""Of a journal's record: offset of its piece in the buffer, words, bytes of a word."""
+_PLACE = struct.Struct("<QQBI")
+"""Of a journal's entry: offset of its piece in the buffer, words, bytes of a word, flipped words."""
 
 
 class _Buffer:
@@ -155,7 +164,7 @@ class HostCopy:
                 if fresh:
                     target[piece] = new
                 else:
-                    self._flip(spec, piece, encode_piece(target[piece], new))
+                    self._flip(spec, piece, changes(target[piece], new))
             self._check(manifest, spec)
 
     def _take_delta(self, manifest: WeightManifest, stream: ByteStream) -> None:
@@ -166,32 +175,40 @@ class HostCopy:
         if not self.held.same_layout(manifest):
             raise WeightsCorrupt("a delta with other tensors than its base", version=manifest.version)
         for spec in manifest.tensors:
-            for piece in pieces(spec.nbytes // ITEM_BYTES[spec.dtype]):
+            target = self.tensor_words(spec)
+            for piece in pieces(target.size):
                 try:
-                    self._flip(spec, piece, read_record(stream.read))
+                    found = decode_piece(read_record(stream.read), target[piece])
                 except RecordError as exc:
                     raise WeightsCorrupt(str(exc), version=manifest.version, tensor=spec.name) from exc
+                self._flip(spec, piece, found)
             self._check(manifest, spec)
 
-    def _flip(self, spec: TensorSpec, piece: slice, record: bytes) -> None:
-        """Apply a record, and note it in the journal: both or neither."""
+    def _flip(self, spec: TensorSpec, piece: slice, found: Changes) -> None:
+        """Apply changes, noted in the journal before."""
         assert self._journal is not None
+        if not found.at.size:
+            return
         item = ITEM_BYTES[spec.dtype]
         place = (spec.offset + piece.start * item, piece.stop - piece.start, item)
         noted = self._journal.tell()
         try:
-            self._journal.write(_PLACE.pack(*place) + record)
-            apply_piece(record, self._buffer_words(*place))
+            for part in (_PLACE.pack(*place, found.at.size), found.at.data, found.bits.data):
+                self._journal.write(part)
         except BaseException:
             self._journal.seek(noted)
             self._journal.truncate()
             raise
+        found.flip(self._buffer_words(*place))
 
     def _replay(self, journal: IO[bytes]) -> None:
-        """Flip everything back; the order of XORs does not matter."""
+        """Flip everything back; the order does not matter."""
         journal.seek(0)
         while place := journal.read(_PLACE.size):
-            apply_piece(read_record(journal.read), self._buffer_words(*_PLACE.unpack(place)))
+            offset, count, item, flipped = _PLACE.unpack(place)
+            at = np.frombuffer(journal.read(4 * flipped), dtype=np.uint32)
+            found = Changes(at, words(journal.read(item * flipped), item))
+            found.flip(self._buffer_words(offset, count, item))
 
     def _buffer_words(self, offset: int, count: int, item_bytes: int) -> Words:
         assert self._buffer is not None, "nothing is held yet"
