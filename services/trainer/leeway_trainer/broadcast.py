@@ -74,8 +74,12 @@ class Broadcaster:
         """
         if self.config.weights.transport == "nccl":
             self._publish_nccl(policy, version, step)
-            snapshot.refresh(wire_tensors(policy, self._dtype, step=step))
-            return
+        else:
+            self._publish_redis(policy, snapshot, version, step)
+        if not keep_old:
+            self.refresh(policy, snapshot, step=step)
+
+    def _publish_redis(self, policy: Policy, snapshot: Snapshot, version: int, step: int) -> None:
         plan = self.ranks.share_int(self._plan(policy) if self.client is not None else DONE)
         while plan in (FULL, DELTA):
             tensors: Iterable[Any] = wire_tensors(policy, self._dtype, step=step)
@@ -85,8 +89,6 @@ class Broadcaster:
         if plan == NO_ROOM:
             self._hopeless = None if self.last is None else self.last.key
             raise WeightsTooLarge(self._problem or "rank 0 found no room for the weights")
-        if not keep_old:
-            self.refresh(policy, snapshot, step=step)
 
     def refresh(self, policy: Policy, snapshot: Snapshot, *, step: int) -> None:
         """Make theta_s what theta is; called by all ranks, before the next publication."""
@@ -109,6 +111,7 @@ class Broadcaster:
             tensor_parallel_size=self.config.sampler.tensor_parallel_size,
         )
         if self.client is not None:
+            self._free()
             self.last = publish_offer(
                 self.client,
                 self.keys,
@@ -149,15 +152,21 @@ class Broadcaster:
             time.sleep(0.2)
         return found
 
-    def _plan(self, policy: Policy) -> int:
-        """FULL, DELTA or NO_ROOM, after freeing what nobody needs."""
+    def _free(self) -> list[WeightManifest]:
+        """Free what nobody needs; returns what is left."""
         assert self.client is not None
         client = self.client
         held = [(s.epoch, s.version) for s in self._samplers() if s.version >= 0]
         published = self._retry(lambda: published_manifests(client, self.keys), "reading manifests")
         old = plan_free(published, held)
         self._retry(lambda: free_versions(client, self.keys, old), "freeing weights")
-        published = [manifest for manifest in published if manifest not in old]
+        return [manifest for manifest in published if manifest not in old]
+
+    def _plan(self, policy: Policy) -> int:
+        """FULL, DELTA or NO_ROOM, after freeing what nobody needs."""
+        assert self.client is not None
+        client = self.client
+        published = self._free()
         memory = self._retry(lambda: client.info("memory"), "reading the server's memory")
         limit = self.config.weights.max_redis_mib
         self._room = room_for(published, limit_bytes=None if limit is None else limit << 20, memory=memory)
