@@ -34,7 +34,7 @@ class Rig:
 
     def train(self) -> None:
         batch = micro_batches(make_batch(), budget=10_000)[0]
-        logp, _ = self.policy.forward(batch, last=True)
+        logp = self.policy.forward(batch, last=True)[0]
         self.policy.backward(-logp.sum() / 50)
         self.policy.step(self.version + 1)
 
