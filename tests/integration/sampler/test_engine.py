@@ -26,8 +26,8 @@ from leeway_sampler.engine import (
     SamplerEngine,
     WeightsRefused,
     WeightsTorn,
-    banning,
     _start_vllm,
+    banning,
 )
 from leeway_sampler.generation import Generation, Head
 from leeway_sampler.probe import Prober
