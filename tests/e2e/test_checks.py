@@ -74,11 +74,7 @@ PLANTED: dict[str, tuple[dict[str, Any], set[str]]] = {
         },
     ),
     "label_moved": ({}, {"version/resync_took"}),
-    "stale_tied_head first_finished": (
-        # A float32 head, the default, reads the weight itself and has no kernel that could be stale.
-        {"sampler": {"engine_args": {"hf_overrides": {"head_dtype": "model"}}}},
-        {"version/resync_took", "numerics/discrepancy", "deferral/outstanding"},
-    ),
+    "first_finished": ({}, {"deferral/outstanding"}),
     "raw_logprobs nan_logprob": (
         {"sampling": {"temperature": 0.6}},
         {
