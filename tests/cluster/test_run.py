@@ -54,7 +54,6 @@ def test_it_trains_to_its_end_with_a_resync(release: Release) -> None:
         "exec", f"{release.name}-leeway-trainer-0", "--", "ls", "/out/model", "/out/checkpoints"
     )
     assert "config.json" in out and "latest" in out
-    assert all(p["status"]["containerStatuses"][0]["restartCount"] == 0 for p in release.pods("trainer"))
 
 
 def test_helm_test(release: Release) -> None:
