@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import xxhash
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
 
 from leeway.errors import LeewayError
 
@@ -65,7 +65,7 @@ class TensorSpec(_Wire):
 
     name: str = Field(min_length=1)
     dtype: WireDtype
-    shape: tuple[int, ...]
+    shape: tuple[NonNegativeInt, ...]
     offset: int = Field(ge=0)
     nbytes: int = Field(ge=0)
     digest: str
