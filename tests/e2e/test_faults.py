@@ -54,6 +54,26 @@ def test_a_killed_sampler_is_replaced_and_no_ticket_is_lost_or_doubled(start_run
     run.assert_nothing_left()
 
 
+def test_a_sampler_killed_between_start_and_finish_of_an_update(
+    start_run: StartRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "mark"
+    faults = str(Path(__file__).parent / "faults")
+    monkeypatch.setenv("E2E_FAULTS", "dies_while_loading")
+    monkeypatch.setenv("E2E_FAULT_MARK", str(mark))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([faults, os.environ.get("PYTHONPATH", "")]))
+    run = start_run("--steps", "6")
+    code, output = run.finish(400)
+    assert code == 0, output
+    assert mark.read_text() == "killed"
+    assert "sampler-0 ended (killed by SIGKILL) and was started again" in output
+    rows = run.rows()
+    assert [row["weights/version"] for row in rows] == [0, 0, 1, 1, 2, 2]
+    for row in rows:
+        assert row["disc/abs_mean"] < 0.02, "the weights that drew it are those of the version"
+    run.assert_nothing_left()
+
+
 def test_the_only_sampler_killed_mid_batch(start_run: StartRun) -> None:
     run = start_run("--steps", "4", task={"size": 64}, batch={"prompts": 32, "group_size": 8})
     run.wait_for(lambda: len(run.rows()) >= 1)

@@ -1,4 +1,4 @@
-"""Plants faults (E2E_FAULTS, their names) into the processes of a run, for the tests of the checks.
+"""Plants faults (E2E_FAULTS, their names) into the processes of a run.
 
 Python imports a module of this name from PYTHONPATH at its start, in vLLM's spawned processes as well; the
 fault itself goes in when the module that it belongs to is imported.
@@ -11,7 +11,10 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import pathlib
+import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +46,26 @@ def top_p_without_support(engine: Any) -> None:
 def stale_tied_head(weight_engine: Any) -> None:
     """The output layer keeps its packed kernel of the first weights."""
     weight_engine.rebuild_tied_heads = lambda model: None
+
+
+def dies_while_loading(weight_engine: Any) -> None:
+    """The sampler is killed, once in the run, with half of the second version in its engine."""
+    load = weight_engine.RedisWeightTransferEngine._load
+    mark = pathlib.Path(os.environ["E2E_FAULT_MARK"])
+
+    def die_half_way(weights: Any) -> Any:
+        for number, item in enumerate(weights):
+            if number == 5:
+                mark.write_text("killed")
+                os.kill(int(os.environ["LEEWAY_ENGINE_OWNER"]), signal.SIGKILL)
+                time.sleep(60)  # the kernel ends this process with its parent
+            yield item
+
+    def load_or_die(self: Any, manifest: Any, weights: Any) -> None:
+        dies = manifest.version == 1 and not mark.exists()
+        load(self, manifest, die_half_way(weights) if dies else weights)
+
+    weight_engine.RedisWeightTransferEngine._load = load_or_die
 
 
 def label_moved(weight_engine: Any) -> None:
@@ -132,6 +155,7 @@ PLACES: dict[str, tuple[str, Callable[[Any], None]]] = {
     "raw_logprobs": ("leeway_sampler.engine", raw_logprobs),
     "top_p_without_support": ("leeway_sampler.engine", top_p_without_support),
     "stale_tied_head": ("leeway_sampler.weight_engine", stale_tied_head),
+    "dies_while_loading": ("leeway_sampler.weight_engine", dies_while_loading),
     "label_moved": ("leeway_sampler.weight_engine", label_moved),
     "reencoded_text": ("leeway_trainer.feed", reencoded_text),
     "reward_filter": ("leeway_trainer.feed", reward_filter),
