@@ -27,5 +27,5 @@ def test_twenty_steps_with_a_sampler_killed(
         os.killpg(run.service("leeway_sampler", "sampler-1").pid, signal.SIGKILL)
         code, output = run.finish(600)
         assert code == 0, output
-        assert_whole(receiver, 20, 16)
+        assert_whole(receiver, 20, 16, killed="sampler-1")
         assert_broadcasts(receiver, len({row["weights/version"] for row in run.rows()}), 3)

@@ -18,7 +18,6 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
 import redis
@@ -27,7 +26,7 @@ from leeway.config import RunConfig
 from leeway.messages import Rollout, RolloutHeader, Ticket, TicketHeader, decode, encode
 from leeway.streams import TICKETS_GROUP, Consumer, Entry, Keys, Tail, add_fields, retrying
 from leeway.tasks import RewardPool
-from leeway.telemetry.tracing import messaging, span, traceparent, tracing
+from leeway.telemetry.tracing import messaging, span
 from leeway_sampler import metrics
 from leeway_sampler.engine import EngineError, GenerationAborted, SamplerEngine
 from leeway_sampler.generation import Generation, LogProbError
@@ -281,9 +280,7 @@ class Sampler:
         what = f"publishing rollout {header.ticket_id}"
         attributes = messaging("send", self.keys.rollouts, header.ticket_id)
         with span("publish", attributes, kind="producer", parent=header.traceparent):
-            if tracing():  # what follows from the rollout follows from this span
-                header = header.model_copy(update={"traceparent": traceparent()})
-            fields = encode(replace(rollout, header=header))
+            fields = encode(rollout)
             await self._commit([entry], what, lambda pipe: add_fields(pipe, self.keys.rollouts, fields))
 
     async def _void(self, entries: list[Entry]) -> None:

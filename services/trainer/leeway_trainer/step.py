@@ -10,7 +10,6 @@ clip, AdamW
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from leeway_trainer.snapshot import Snapshot
 
 Metrics = dict[str, float]
+FARTHEST = 10_000.0
 
 
 def train_step(
@@ -247,12 +247,14 @@ def batch_lag(every: TokenBatch, config: RunConfig, step: int) -> Metrics:
 
 
 def crossings(lag: Metrics, age: int, threshold: float) -> Metrics:
-    """Forecast of the age at which ESS falls to `threshold`, by level; nothing where there is no lag yet."""
+    """Forecast of the age at which ESS falls to `threshold`, by level; nothing where there is no lag to tell
+    it from (a forecast of more than FARTHEST steps is made of rounding).
+    """
     found = {
         f"lag/predicted_crossing_{level}": predict_crossing(lag[variance], age, threshold)
         for level, variance in (("tok", "lag/var"), ("seq", "lag/var_seq"))
     }
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+    return {name: value for name, value in found.items() if value <= FARTHEST}
 
 
 def sampler_discrepancy(every: TokenBatch, rollouts: Sequence[Rollout]) -> Metrics:

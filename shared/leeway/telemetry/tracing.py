@@ -2,7 +2,7 @@
 
     controller  plan batch ---- ticket (one per response) --.          verdict (in the report's trace)
     sampler                      generate, reward, publish <'                ^
-    trainer     step (links to the rollouts it takes) --- report ------------'
+    trainer     step (links to its rollouts' tickets) --- report ------------'
                   '- assemble, score, train, optimizer, checkpoint, publish weights --.
     sampler     apply weights (links to the broadcast) <-----------------------------'
 
