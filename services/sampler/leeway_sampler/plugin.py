@@ -7,7 +7,7 @@ import os
 from leeway.process import die_with_parent
 
 BACKEND = "redis"
-OWNER_ENV = "LEEWAY_ENGINE_OWNER"
+OWNER_ENV = "_LEEWAY_ENGINE_OWNER"
 """Process id of the sampler that owns the engine processes below it."""
 
 
