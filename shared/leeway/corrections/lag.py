@@ -15,6 +15,8 @@ from leeway.config import CorrectionConfig
 from leeway.corrections.primitives import f_ppo, masked
 
 Level = Literal["token", "sequence", "geometric"]
+NO_LAG = 1e-9
+"""Variance of a log-ratio, nats^2, that is rounding: log-probabilities in float32 differ by 1e-6 or so."""
 
 
 def pooled_log_ratio(log_ratio: Tensor, mask: Tensor, seq_ids: Tensor, level: Level) -> Tensor:
@@ -65,7 +67,7 @@ def variance(x: Tensor) -> float:
 
 def tail_factor(ess_share: float, var: float) -> float:
     """-log(ESS) / Var: 1 for a Gaussian log-ratio, above 1 for a heavier tail (0/0 reads as 1)."""
-    return -math.log(max(ess_share, 1e-300)) / var if var > 1e-12 else 1.0
+    return -math.log(max(ess_share, 1e-300)) / var if var > NO_LAG else 1.0
 
 
 def k3(log_ratio: Tensor) -> Tensor:
@@ -89,7 +91,7 @@ def predict_crossing(var: float, age: float, threshold: float = 0.5) -> float:
     From the variance of the log-ratio at `age`, taken to grow with the square of the age (aligned updates):
     ESS = exp(-var), so the crossing is at age sqrt(ln(1/threshold) / var). A heavier tail crosses earlier.
     """
-    return age * math.sqrt(-math.log(threshold) / var) if var > 1e-12 and age > 0 else math.inf
+    return age * math.sqrt(-math.log(threshold) / var) if var > NO_LAG and age > 0 else math.inf
 
 
 def lag_metrics(
