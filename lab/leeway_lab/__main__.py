@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from leeway.errors import EXIT_INTERRUPTED, LeewayError, UsageError
+from leeway.cli import run_commands
+from leeway.errors import UsageError
 
 app = typer.Typer(
     name="leeway lab",
@@ -84,15 +84,5 @@ def report(
     typer.echo(str(write_report(out)))
 
 
-def main() -> None:
-    try:
-        app()
-    except LeewayError as exc:
-        typer.echo(f"leeway: {exc}", err=True)
-        sys.exit(exc.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
-
-
 if __name__ == "__main__":
-    main()
+    run_commands(app)

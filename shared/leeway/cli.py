@@ -310,10 +310,15 @@ def config_show(file: Annotated[Path, typer.Argument(help="YAML file of a run.")
 
 
 def main() -> None:
-    """Entry point: errors become one message and an exit code."""
+    """Entry point of the command `leeway`."""
     logging.basicConfig(level=logging.ERROR, format="leeway: %(message)s")
+    run_commands(app)
+
+
+def run_commands(commands: typer.Typer) -> None:
+    """Run a command line; errors become one message and an exit code."""
     try:
-        app()
+        commands()
     except LeewayError as exc:
         typer.echo(f"leeway: {exc}", err=True)
         sys.exit(exc.exit_code)

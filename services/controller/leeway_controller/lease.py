@@ -57,7 +57,7 @@ class Leadership:
     def _run(self) -> None:
         try:
             self._election.run()
-        except Exception:
+        except Exception:  # whatever ends the election, who cannot renew must not lead
             log.exception("the election ended")
             self.lost.set()
 
