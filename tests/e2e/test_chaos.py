@@ -41,15 +41,9 @@ def chaos(cache: Path, tmp_path: Path, faults: int, seed: int, budget_s: float) 
     return done.stdout
 
 
-@pytest.mark.timeout(600)
-def test_six_faults_change_nothing(cache: Path, tmp_path: Path) -> None:
-    chaos(cache, tmp_path, 6, seed=1, budget_s=590)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1000)
+@pytest.mark.timeout(1200)
 def test_twenty_faults_change_nothing(cache: Path, tmp_path: Path) -> None:
-    chaos(cache, tmp_path, 20, seed=2, budget_s=990)
+    chaos(cache, tmp_path, 20, seed=2, budget_s=1190)
 
 
 @pytest.mark.slow

@@ -114,25 +114,24 @@ class ChunkSource:
             time.sleep(0.02)
         return fields
 
-    def check_end(self, stream: str, chunks: int, version: int) -> None:
-        """Raise WeightsCorrupt when there are more chunks than `chunks`."""
-        more = retrying(
-            lambda: self._primary.xrange(stream, min=f"({chunks}-0", count=1),
-            budget_s=self._budget_s,
-            what=f"reading the end of {stream}",
+    def check_count(self, stream: str, chunks: int, version: int) -> None:
+        """Raise WeightsCorrupt when the stream does not hold exactly `chunks` chunks."""
+        found = retrying(
+            lambda: self._primary.xlen(stream), budget_s=self._budget_s, what=f"counting chunks of {stream}"
         )
-        if more:
-            raise WeightsCorrupt("more chunks than the manifest names", version=version, chunk=chunks)
+        if found != chunks:
+            raise WeightsCorrupt(f"{found} chunks instead of the {chunks} of the manifest", version=version)
 
 
 def read_chunks(
     source: ChunkSource, keys: Keys, manifest: WeightManifest, deadline: float | None = None
 ) -> Iterator[bytes]:
-    """Yield the chunks in order; index, size and digest checked, none missing, none more.
+    """Yield the chunks in order; their number, indices, sizes and digests checked.
 
     `deadline`: time.monotonic() after which TimeoutError is raised. Raises WeightsCorrupt as well.
     """
     stream, version = keys.weight_chunks(manifest.version), manifest.version
+    source.check_count(stream, manifest.chunks, version)
     for index in range(manifest.chunks):
         if deadline is not None and time.monotonic() > deadline:
             raise TimeoutError(
@@ -140,15 +139,18 @@ def read_chunks(
             )
         size = min(manifest.chunk_bytes, manifest.wire_nbytes - index * manifest.chunk_bytes)
         yield source.read(stream, index, size, version)
-    source.check_end(stream, manifest.chunks, version)
 
 
 class ByteStream:
-    """Chunks as one stream of bytes."""
+    """Chunks as one stream of bytes.
+
+    The first one is read at once: whoever then allocates what a manifest promises knows that there are as
+    many chunks as it names, and that they are as long.
+    """
 
     def __init__(self, chunks: Iterator[bytes], version: int) -> None:
         self._chunks, self._version = chunks, version
-        self._rest = memoryview(b"")
+        self._rest = memoryview(next(chunks, b""))
 
     def read(self, count: int) -> bytes:
         """Exactly `count` bytes. Raises WeightsCorrupt when the stream ends before."""

@@ -83,10 +83,12 @@ def encode_piece(old: Words, new: Words) -> bytes:
     return HEADER.pack(at.size, wide.size, len(first), len(second)) + first + second
 
 
-def read_record(read: ReadExactly) -> bytes:
-    """The next record of a stream."""
+def read_record(read: ReadExactly, piece: Words) -> bytes:
+    """The next record of a stream, of changes to `piece`. Raises RecordError for one that is too long."""
     header = read(HEADER.size)
     nbytes = sum(HEADER.unpack(header)[2:])
+    if nbytes > 2 * (piece.nbytes + piece.size) + 1024:  # all changed, incompressible, and room to spare
+        raise RecordError(f"a record of {nbytes} bytes does not fit a piece of {piece.size} words")
     return header + read(nbytes) if nbytes else header
 
 

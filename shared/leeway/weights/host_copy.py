@@ -178,7 +178,7 @@ class HostCopy:
             target = self.tensor_words(spec)
             for piece in pieces(target.size):
                 try:
-                    found = decode_piece(read_record(stream.read), target[piece])
+                    found = decode_piece(read_record(stream.read, target[piece]), target[piece])
                 except RecordError as exc:
                     raise WeightsCorrupt(str(exc), version=manifest.version, tensor=spec.name) from exc
                 self._flip(spec, piece, found)

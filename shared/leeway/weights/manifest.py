@@ -19,6 +19,9 @@ ITEM_BYTES: dict[str, int] = {
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
 }  # fmt: skip
 
+MAX_CHUNK_BYTES = 512 << 20
+"""Redis has no longer strings."""
+
 
 class WeightsError(LeewayError):
     """A weight broadcast cannot be written, read or used."""
@@ -104,7 +107,7 @@ class WeightManifest(_Wire):
     codec: Literal["full", "delta", "nccl"] = "full"
     base: Base | None = None
     offer: NcclOffer | None = None
-    chunk_bytes: int = Field(ge=1)
+    chunk_bytes: int = Field(ge=1, le=MAX_CHUNK_BYTES)
     chunks: int = Field(ge=0)
     wire_nbytes: int = Field(ge=0)
     nbytes: int = Field(ge=0)

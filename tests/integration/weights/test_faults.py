@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 import torch
@@ -18,7 +21,7 @@ from weights_support import Publisher, assert_holds, flip, follow, rewrite
 from leeway.redis_server import EmbeddedRedis
 from leeway.streams import Keys, RedisUnavailable, connect
 from leeway.weights import ChunkSource, HostCopy, WeightsCorrupt, plan_chain, published_manifests
-from leeway.weights.manifest import Base
+from leeway.weights.manifest import Base, TensorSpec, weights_digest
 
 FAULTS = {
     "cut": lambda c, i: [{**x, b"data": x[b"data"][:-1]} if n == i else x for n, x in enumerate(c)],
@@ -66,6 +69,39 @@ def test_a_wrong_base_is_refused_before_anything_changes(client, keys):
         assert_holds(copy, *publisher.sent[1])
 
 
+PROMISES: dict[str, dict[str, int]] = {
+    "one long chunk": {"chunk_bytes": 1 << 40, "chunks": 1, "wire_nbytes": 1 << 40},
+    "many chunks": {"chunk_bytes": 1 << 20, "chunks": 1 << 20, "wire_nbytes": 1 << 40},
+    "longer chunks": {"chunk_bytes": 512 << 20, "chunks": 2, "wire_nbytes": 1 << 30},
+}
+"""What a manifest may say of a version that has two chunks of 300 bytes."""
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_a_manifest_that_promises_too_much_costs_no_memory(client, keys, promise):
+    publisher = Publisher(client, keys)
+    publisher.send({"w": torch.zeros(300)})
+    (entry_id, fields), *_ = client.xrange(keys.weights)
+    said = json.loads(fields[b"manifest"])
+    said |= PROMISES[promise]
+    said["nbytes"] = said["tensors"][0]["nbytes"] = said["wire_nbytes"]
+    said["tensors"][0]["shape"] = [said["nbytes"] // 2]
+    spec = TensorSpec.model_validate(said["tensors"][0])
+    said["digest"] = weights_digest([spec])
+    client.xdel(keys.weights, entry_id)
+    client.xadd(keys.weights, {b"manifest": json.dumps(said)})
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = psutil.Process().memory_info().vms
+    with HostCopy() as copy:
+        resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), limits[1]))
+        try:
+            with pytest.raises(WeightsCorrupt):
+                follow(client, keys, copy)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, limits)
+        assert copy.held is None
+
+
 class CutOff(ChunkSource):
     """Breaks off before chunk `at`."""
 
@@ -109,7 +145,7 @@ def test_a_real_server_that_stops_and_goes_on_during_a_read(keys):
             os.kill(server.pid, signal.SIGSTOP)
             began = time.monotonic()
             try:
-                with pytest.raises(RedisUnavailable, match="reading chunk 0"):
+                with pytest.raises(RedisUnavailable, match="counting chunks"):
                     copy.advance(ChunkSource(client, budget_s=1.0), keys, [publisher.sent[0][0]])
             finally:
                 os.kill(server.pid, signal.SIGCONT)

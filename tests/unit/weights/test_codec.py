@@ -85,7 +85,7 @@ def test_ten_million_words_in_pieces():
     assert len(stream.getvalue()) < 40_000 * 2.6
     got = old.copy()
     for piece in pieces(got.size):
-        apply_piece(read_record(stream.read), got[piece])
+        apply_piece(read_record(stream.read, got[piece]), got[piece])
     assert stream.read() == b""
     np.testing.assert_array_equal(got, new)
 
@@ -127,6 +127,22 @@ def test_what_is_no_record_of_the_piece_is_refused_and_changes_nothing(record):
     with pytest.raises(RecordError):
         apply_piece(record, piece)
     np.testing.assert_array_equal(piece, old)
+
+
+def test_a_record_that_says_it_is_longer_than_any_is_refused_before_it_is_read():
+    stream = io.BytesIO(HEADER.pack(1000, 0, 1 << 31, 1 << 31))
+    with pytest.raises(RecordError, match="does not fit"):
+        read_record(stream.read, example()[0])
+
+
+@pytest.mark.parametrize("item", [1, 2, 4, 8])
+@pytest.mark.parametrize("size", [1, 100, PIECE_WORDS])
+def test_a_record_of_noise_is_short_enough_to_be_read(item, size):
+    rng = np.random.default_rng(item)
+    old, new = np.frombuffer(rng.bytes(2 * size * item), dtype=f"<u{item}").reshape(2, size)
+    piece = old.copy()
+    apply_piece(read_record(io.BytesIO(encode_piece(old, new)).read, piece), piece)
+    np.testing.assert_array_equal(piece, new)
 
 
 def test_a_flipped_bit_never_writes_outside_the_piece():
