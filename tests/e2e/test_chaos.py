@@ -43,7 +43,8 @@ def chaos(cache: Path, tmp_path: Path, faults: int, seed: int, budget_s: float) 
 
 @pytest.mark.timeout(1200)
 def test_twenty_faults_change_nothing(cache: Path, tmp_path: Path) -> None:
-    chaos(cache, tmp_path, 20, seed=2, budget_s=1190)
+    # This seed's faults hit every service in every way, and the trainer once with -9.
+    chaos(cache, tmp_path, 20, seed=261, budget_s=1190)
 
 
 @pytest.mark.slow

@@ -36,7 +36,9 @@ from leeway.streams import client_name
 Kind = Literal["kill", "pause", "cut", "restart-redis"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PAUSE_S = 6.0
-STEPS_PER_FAULT = 3
+STEPS_PER_FAULT = 2
+SPARE_STEPS = 20
+"""For faults that come late because their target is down: a sampler takes as long as that to start."""
 SAMPLERS = 2
 REDIS = "redis"
 
@@ -95,7 +97,7 @@ def chaos_config(config: RunConfig, faults: int) -> RunConfig:
     change = {
         "sampler": {"replicas": SAMPLERS, "max_restarts": faults, "max_deliveries": faults + 2},
         "trainer": {
-            "steps": max(trainer.steps, (STEPS_PER_FAULT + 1) * faults + 4),
+            "steps": max(trainer.steps, STEPS_PER_FAULT * faults + SPARE_STEPS),
             "max_restarts": faults,
             "checkpoint_every": min(trainer.checkpoint_every or 4, 4),
         },
