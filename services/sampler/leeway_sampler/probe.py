@@ -30,7 +30,10 @@ INTERVAL_S = 60.0
 
 
 class Prober:
-    """The probe of one engine, from half of the first prompt that it was given. `result` is the last."""
+    """The probe of one engine, from half of the first prompt that it was given. `result` is the last.
+
+    due | asked -> True: `run` must follow, and until it has ended both say False
+    """
 
     def __init__(self, engine: SamplerEngine, draws: int) -> None:
         self._engine, self._draws = engine, draws
@@ -47,18 +50,17 @@ class Prober:
             # Its first half: what follows a whole prompt may be all but certain, which nothing can test.
             self._prompt = prompt_ids[: max(1, prompt_ids.size // 2)].tolist()
         fresh = self._engine.version != self._version
-        return bool(self._draws) and fresh and self._may_run() and self._rested()
+        return bool(self._draws) and fresh and self._rested() and self._claim()
 
     def asked(self, request: int) -> bool:
         """Whether a new request for a probe can be answered now."""
-        if request <= self._request or not self._prompt or not self._draws or not self._may_run():
+        if request <= self._request or not self._prompt or not self._draws or not self._claim():
             return False
         self._request = request
         return True
 
     async def run(self) -> None:
         """Probe once. What goes wrong with a draw is logged; it says nothing about the distribution."""
-        self._running = True
         version, request = self._engine.version, self._request
         few = asyncio.Semaphore(AT_ONCE)
 
@@ -82,8 +84,12 @@ class Prober:
         self._version, self._ended = version, time.monotonic()
         self.result = build_probe(whole, request=request, version=-1 if version is None else version)
 
-    def _may_run(self) -> bool:
-        return not self._running and self._engine.version is not None
+    def _claim(self) -> bool:
+        # At once, and not when `run` starts: many tickets come together, and one probe is enough for all.
+        if self._running or self._engine.version is None:
+            return False
+        self._running = True
+        return True
 
     def _rested(self) -> bool:
         return time.monotonic() - self._ended >= INTERVAL_S

@@ -1,0 +1,40 @@
+"""When a sampler probes itself. What a probe finds is tested with a real engine: integration/sampler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+
+from leeway_sampler.generation import Generation
+from leeway_sampler.probe import Prober
+
+PROMPT = np.array([5, 6], np.int32)
+
+
+class Engine(SimpleNamespace):
+    """Answers at once, and counts what it was asked."""
+
+    async def generate(self, request_id: str, prompt_ids: list[int], seed: int, most: int) -> Generation:
+        self.asked[request_id] += 1
+        ids, logp = np.array([3, 4], np.int32), np.log(np.array([0.5, 0.5], np.float32))
+        offsets, spans = np.array([0, 2], np.int32), ((0, 1, self.version),)
+        return Generation(ids[:1], logp[:1], offsets, ids, logp, "length", spans, False)
+
+
+def test_many_tickets_that_come_together_make_one_probe() -> None:
+    engine = Engine(version=1, asked=Counter())
+    prober = Prober(engine, 16)  # type: ignore[arg-type]
+
+    async def accept(tickets: int) -> list[bool]:
+        due = [prober.due(PROMPT) for _ in range(tickets)]
+        assert not prober.asked(1), "it is to run already"
+        await asyncio.gather(*(prober.run() for wanted in due if wanted))
+        return due
+
+    assert asyncio.run(accept(5)) == [True, False, False, False, False]
+    assert len(engine.asked) == 16 and set(engine.asked.values()) == {1}
+    assert prober.result is not None
+    assert prober.asked(1), "and the next may come"
