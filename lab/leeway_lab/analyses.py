@@ -219,7 +219,7 @@ def hidden_collapse(results: Results) -> Verdict:
     marks = results.marks(arm)
     own = np.array(
         [
-            [results.divergence.kl(run.weights[m], run.weights[marks[0]]).mean() for m in marks[1:]]
+            [results.divergence.kl(run.weights[m], [run.weights[marks[0]]])[0].mean() for m in marks[1:]]
             for run in results.runs(arm)
         ]
     )

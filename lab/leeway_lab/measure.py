@@ -20,6 +20,7 @@ from leeway.corrections import kl_rao_blackwell
 from leeway_lab.model import Task, draw, response_logp
 
 Array = NDArray[np.float64]
+Weights = dict[str, Tensor]
 RESAMPLES = 2000
 
 
@@ -31,16 +32,22 @@ class Divergence:
         self.task, self.sequences = task, sequences
 
     @torch.no_grad()
-    def kl(self, p: dict[str, Tensor], q: dict[str, Tensor]) -> Array:
-        """[sequences] KL(p || q) of each response drawn from p, nats per sequence."""
-        for model, weights in ((self.p, p), (self.q, q)):
-            model.load_state_dict(weights, strict=False)  # the tied output layer is not kept
+    def kl(self, p: Weights, others: Sequence[Weights]) -> list[Array]:
+        """For each q of `others` [sequences]: KL(p || q) of each response drawn from p, nats per sequence."""
+        _load(self.p, p)
         # Prompts that training never used: the end of the data set.
         prompts = self.task.prompts[-self.sequences :]
         drawn = draw(self.p, prompts, self.task.max_new, self.task.eos, torch.Generator().manual_seed(7))
-        logp, logq = (response_logp(m, drawn.ids, drawn.prompt) for m in (self.p, self.q))
-        per_token = torch.where(drawn.mask, kl_rao_blackwell(logp, logq), 0.0)
-        return per_token.sum(1).double().numpy()
+        found = []
+        for q in others:
+            _load(self.q, q)
+            per_token = kl_rao_blackwell(drawn.logp, response_logp(self.q, drawn))
+            found.append(torch.where(drawn.mask, per_token, 0.0).sum(1).double().numpy())
+        return found
+
+
+def _load(model: nn.Module, weights: Weights) -> None:
+    model.load_state_dict(weights, strict=False)  # the tied output layer is not kept
 
 
 @dataclass(frozen=True)
@@ -54,29 +61,28 @@ class Ratio:
     floor: float
 
 
-def floor_pairs(kl: Divergence, on_policy: Sequence[dict[str, Tensor]]) -> dict[tuple[int, int], Array]:
+def floor_pairs(kl: Divergence, on_policy: Sequence[Weights]) -> dict[tuple[int, int], Array]:
     """(i, j) -> KL(run i || run j) per sequence, for ordered pairs of different seeds."""
-    n = len(on_policy)
-    return {(i, j): kl.kl(on_policy[i], on_policy[j]) for i in range(n) for j in range(n) if i != j}
+    return _pairs(kl, on_policy, on_policy)
 
 
 def deviations(
-    kl: Divergence,
-    method: Sequence[dict[str, Tensor]],
-    on_policy: Sequence[dict[str, Tensor]],
-    reverse: bool = False,
+    kl: Divergence, method: Sequence[Weights], on_policy: Sequence[Weights], reverse: bool = False
 ) -> dict[tuple[int, int], Array]:
-    """(i, j) -> KL(method run i || on-policy run j) per sequence; `reverse`: the other way round.
+    """(i, j) -> KL(method run i || on-policy run j) per sequence; `reverse`: KL(on-policy i || method j).
 
     Runs with the same seed draw from generators of the same seed, which makes them alike beyond what the
-    method does; those pairs are left out when there is more than one seed.
+    method does; those pairs are left out.
     """
-    pairs = {}
-    for i, m in enumerate(method):
-        for j, o in enumerate(on_policy):
-            if i != j or len(on_policy) == 1:
-                pairs[i, j] = kl.kl(o, m) if reverse else kl.kl(m, o)
-    return pairs
+    return _pairs(kl, on_policy, method) if reverse else _pairs(kl, method, on_policy)
+
+
+def _pairs(kl: Divergence, ps: Sequence[Weights], qs: Sequence[Weights]) -> dict[tuple[int, int], Array]:
+    found: dict[tuple[int, int], Array] = {}
+    for i, p in enumerate(ps):
+        others = [j for j in range(len(qs)) if j != i]
+        found |= dict(zip(((i, j) for j in others), kl.kl(p, [qs[j] for j in others]), strict=True))
+    return found
 
 
 def ratio_to_floor(dev: dict[tuple[int, int], Array], floor: dict[tuple[int, int], Array]) -> Ratio:

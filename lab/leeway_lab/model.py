@@ -16,20 +16,23 @@ from leeway_lab.spec import Condition, ModelSpec
 
 INT4_GROUP = 32
 MAX_LENGTH = 48
+EXCLUDED = -1e4
+"""Logit of a token outside the support: no probability, and finite, so that 0 x log 0 is 0."""
 
 
 @dataclass(frozen=True)
 class Drawn:
     """B responses of at most T tokens to prompts of P tokens.
 
-    ids [B, P + T]; mask [B, T] true up to and with the end token; logp [B, T, V] of the distribution that
-    each token was drawn from.
+    ids [B, P + T]; mask [B, T] true up to and with the end token; logp [B, T, V] of the distribution that the
+    sampler reports for each token; support [B, T, V], the tokens that could be drawn (None: all).
     """
 
     ids: Tensor
     mask: Tensor
     logp: Tensor
     prompt: int
+    support: Tensor | None = None
 
     @property
     def responses(self) -> Tensor:
@@ -47,16 +50,20 @@ class Task:
         self.size = size
         self.max_new = spec.length + 2
         self.eos = int(tokenizer.eos_token_id)
-        items = [self._task.item(i) for i in range(size)]
-        self.prompts = torch.tensor([encode_prompt(tokenizer, item, config) for item in items])
+        self._items = [self._task.item(i) for i in range(size)]
+        self.prompts = torch.tensor([encode_prompt(tokenizer, item, config) for item in self._items])
         """[size, P]"""
+        self.digits = torch.tensor(tokenizer.convert_tokens_to_ids(list("0123456789")))
+        spare = [i for t, i in tokenizer.get_vocab().items() if t.startswith("<unused")]
+        self.spare = torch.tensor([spare[i % len(spare)] for i in range(10)])
+        """[10] ids that the task never uses."""
 
     def rewards(self, items: list[int], drawn: Drawn) -> Tensor:
         """[B] float64 in [0, 1]."""
         found = []
         for item, row, mask in zip(items, drawn.responses.tolist(), drawn.mask.tolist(), strict=True):
             kept = [t for t, used in zip(row, mask, strict=True) if used and t != self.eos]
-            found.append(self._task.verify(self._task.item(item), self._tokenizer.decode(kept)))
+            found.append(self._task.verify(self._items[item], self._tokenizer.decode(kept)))
         return torch.tensor(found, dtype=torch.float64)
 
 
@@ -68,7 +75,9 @@ def task_config(spec: ModelSpec, size: int = 4096) -> TaskConfig:
 def load_base(spec: ModelSpec) -> tuple[nn.Module, Any]:
     """theta_0 in float32 and its tokenizer; made and warmed up on first use, then cached."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     params = {
         "hidden": spec.hidden,
         "layers": spec.layers,
@@ -82,21 +91,31 @@ def load_base(spec: ModelSpec) -> tuple[nn.Module, Any]:
     return model.eval(), AutoTokenizer.from_pretrained(str(directory))
 
 
-def response_logp(model: nn.Module, ids: Tensor, prompt: int) -> Tensor:
-    """[B, T, V] log-probabilities at the positions of the response; ids [B, P + T]."""
-    logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-    return torch.log_softmax(logits[:, prompt - 1 :].float(), -1)
+def response_logp(model: nn.Module, drawn: Drawn) -> Tensor:
+    """[B, T, V] log-probabilities at the positions of the response, on its support if it has one."""
+    logits = model(input_ids=drawn.ids[:, :-1], use_cache=False).logits[:, drawn.prompt - 1 :].float()
+    if drawn.support is not None:
+        logits = logits.masked_fill(~drawn.support, EXCLUDED)
+    return torch.log_softmax(logits, -1)
 
 
 @torch.no_grad()
-def draw(model: nn.Module, prompts: Tensor, max_new: int, eos: int, generator: torch.Generator) -> Drawn:
-    """One response per row of prompts [B, P], at temperature 1 from the whole vocabulary."""
+def draw(
+    model: nn.Module, prompts: Tensor, max_new: int, eos: int, generator: torch.Generator, top_p: float = 1.0
+) -> Drawn:
+    """One response per row of prompts [B, P], at temperature 1.
+
+    The report of a sampler with `top_p` below 1 is the distribution on the support that it drew from.
+    """
     cache, step, live = None, prompts, torch.ones(len(prompts), dtype=torch.bool)
-    ids, masks, laws = [prompts], [], []
+    ids, masks, laws, supports = [prompts], [], [], []
     for _ in range(max_new):
         out = model(input_ids=step, past_key_values=cache, use_cache=True)
         cache = out.past_key_values
         logp = torch.log_softmax(out.logits[:, -1].float(), -1)
+        if top_p < 1:
+            supports.append(nucleus(logp, top_p))
+            logp = torch.log_softmax(logp.masked_fill(~supports[-1], EXCLUDED), -1)
         token = torch.multinomial(logp.exp(), 1, generator=generator)
         token = torch.where(live[:, None], token, torch.full_like(token, eos))
         ids.append(token)
@@ -106,7 +125,15 @@ def draw(model: nn.Module, prompts: Tensor, max_new: int, eos: int, generator: t
         step = token
         if not bool(live.any()):
             break
-    return Drawn(torch.cat(ids, 1), torch.stack(masks, 1), torch.stack(laws, 1), prompts.shape[1])
+    support = torch.stack(supports, 1) if supports else None
+    return Drawn(torch.cat(ids, 1), torch.stack(masks, 1), torch.stack(laws, 1), prompts.shape[1], support)
+
+
+def nucleus(logp: Tensor, top_p: float) -> Tensor:
+    """The fewest most probable tokens whose probabilities reach `top_p`; logp and result [..., V]."""
+    ordered, order = logp.exp().sort(-1, descending=True)
+    kept = ordered.cumsum(-1) - ordered < top_p
+    return torch.zeros_like(kept).scatter(-1, order, kept)
 
 
 class Sampler:

@@ -53,6 +53,11 @@ class RunSpec(_Spec):
 
     model: ModelSpec = ModelSpec()
     condition: Condition = Condition()
+    fault: Literal["none", "top_p", "top_p_reported", "retokenised", "reward_filter", "first_finished"] = (
+        "none"
+    )
+    """An infrastructure fault of leeway_lab.faults; `top_p_reported` is top-p with its support known to the
+    trainer, as Leeway has it."""
     correction: CorrectionConfig = CorrectionConfig()
     sync: SyncConfig = SyncConfig(max_age=None)
     """When the sampler gets the current weights; without any rule it never does."""

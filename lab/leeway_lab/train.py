@@ -27,6 +27,7 @@ from leeway.corrections import (
     surrogate_loss,
 )
 from leeway.resync import SyncFacts, decide_resync
+from leeway_lab import faults
 from leeway_lab.model import Drawn, Sampler, Task, draw, load_base, response_logp
 from leeway_lab.spec import RunSpec
 
@@ -79,23 +80,38 @@ class Trainer:
         order = np.random.default_rng(step * count // size).permutation(size)
         return [int(order[i % size]) for i in range(step * count, (step + 1) * count)]
 
-    def sample(self, step: int) -> tuple[list[int], Drawn]:
-        """The batch's items, one per response, and the responses."""
-        items = [i for i in self.items(step) for _ in range(self.spec.group_size)]
-        generator = torch.Generator().manual_seed(1_000_003 * self.spec.seed + step)
-        prompts = self.task.prompts[items]
-        return items, draw(self.sampler.model, prompts, self.task.max_new, self.task.eos, generator)
+    def sample(self, step: int) -> tuple[list[int], Drawn, Tensor]:
+        """The batch's items, one per response, the responses as the trainer gets them, and rewards [B]."""
+        spec, fault = self.spec, self.spec.fault
+        group = spec.group_size * (faults.OVERSAMPLING if fault == "first_finished" else 1)
+        items = [i for i in self.items(step) for _ in range(group)]
+        generator = torch.Generator().manual_seed(1_000_003 * spec.seed + step)
+        top_p = faults.TOP_P if fault in ("top_p", "top_p_reported") else 1.0
+        prompts, task = self.task.prompts[items], self.task
+        drawn = draw(self.sampler.model, prompts, task.max_new, task.eos, generator, top_p)
+        if fault == "first_finished":
+            rows = faults.first_finished(drawn, spec.group_size)
+            items, drawn = [items[i] for i in rows.tolist()], faults.take(drawn, rows)
+        rewards = task.rewards(items, drawn)
+        if fault == "top_p":  # what is reported is the model's own distribution, without the cut
+            whole = replace(drawn, support=None)
+            drawn = replace(whole, logp=response_logp(self.sampler.model, whole).detach())
+        if fault == "retokenised":
+            drawn = faults.respelled(drawn, task.digits, task.spare, generator)
+        return items, drawn, rewards
 
     def batch(self, drawn: Drawn, rewards: Tensor, age: int) -> TokenBatch:
         """The typed batch of corrections, with all three policies over the whole vocabulary."""
-        spec, mask = self.spec, drawn.mask
-        logp = response_logp(self.theta, drawn.ids, drawn.prompt)[mask]
+        spec = self.spec
+        kept = torch.ones(len(rewards), dtype=torch.bool)
+        if spec.fault == "reward_filter":
+            kept = rewards >= faults.LEAST_REWARD
+        mask = drawn.mask & kept[:, None]
+        logp = response_logp(self.theta, drawn)[mask]
         with torch.no_grad():
-            sync = response_logp(self.theta_s, drawn.ids, drawn.prompt)[mask]
+            sync = logp.detach() if age == 0 else response_logp(self.theta_s, drawn)[mask]
         mu, tokens = drawn.logp[mask], drawn.responses[mask][:, None]
-        per_response = advantages(
-            rewards.view(spec.prompts, spec.group_size), spec.correction.advantage, spec.correction.std_floor
-        ).flatten()
+        per_response = self.advantages(rewards, kept)
         owner = torch.arange(len(mask))[:, None].expand_as(mask)[mask]
 
         def at(x: Tensor) -> Tensor:
@@ -106,10 +122,20 @@ class Trainer:
             advantages=per_response[owner].float(),
             mask=torch.ones_like(owner, dtype=torch.bool),
             seq_ids=owner,
-            denominators=Denominators(len(owner), len(mask), self.task.max_new),
+            denominators=Denominators(len(owner), int(kept.sum()), self.task.max_new),
             head_logp=logp, head_logp_sync=sync, head_logp_mu=mu,
             age=torch.full((len(owner),), float(age)),
         )  # fmt: skip
+
+    def advantages(self, rewards: Tensor, kept: Tensor) -> Tensor:
+        """[B]; a filtered group is normalised over what is left of it, and what was dropped has none."""
+        spec, found = self.spec, torch.zeros_like(rewards)
+        for start in range(0, len(rewards), spec.group_size):
+            rows = start + kept[start : start + spec.group_size].nonzero()[:, 0]
+            if len(rows):
+                one = advantages(rewards[rows][None], spec.correction.advantage, spec.correction.std_floor)
+                found[rows] = one[0]
+        return found
 
     def gradient_step(self, batch: TokenBatch) -> tuple[float, dict[str, float]]:
         """One optimiser step; norm of the gradient, and the method's metrics."""
@@ -129,8 +155,7 @@ class Trainer:
 
     def step(self, step: int) -> dict[str, float]:
         """Batch `step`; the row of metrics."""
-        items, drawn = self.sample(step)
-        rewards = self.task.rewards(items, drawn)
+        _, drawn, rewards = self.sample(step)
         age = step - self.synced_at
         batch = self.batch(drawn, rewards, age)
         lag = lag_metrics(

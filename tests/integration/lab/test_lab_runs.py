@@ -75,8 +75,7 @@ def test_gradients_equal_the_trainers(tmp_path: Path, method: str) -> None:
     spec = small(condition=Condition(weights="int4"), correction=CorrectionConfig(method=method))
     lab = Trainer(spec)
     lab.step(0)  # so that there is lag
-    items, drawn = lab.sample(1)
-    rewards = lab.task.rewards(items, drawn)
+    _, drawn, rewards = lab.sample(1)
     rewards[0] += 0.5  # some variance, whatever the model can do
     batch = lab.batch(drawn, rewards, age=1)
     lab.optimizer.step = lambda *args, **kwargs: None  # type: ignore[method-assign, assignment]
