@@ -20,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 DEFAULT_OUT = Path("runs/lab")
-SEQUENCES = {True: 256, False: 1024}
+SEQUENCES = {True: 256, False: 512}
 """Fresh responses for each KL, quick or not."""
 Out = Annotated[Path, typer.Option(help="Where runs and results are kept; what is there is not run again.")]
 
@@ -38,7 +38,7 @@ def list_experiments() -> None:
 @app.command()
 def run(
     names: Annotated[list[str] | None, typer.Argument(help="Experiments; default: all.")] = None,
-    quick: Annotated[bool, typer.Option("--quick/--full", help="The quick ones, fewer responses.")] = True,
+    quick: Annotated[bool, typer.Option("--quick/--full", help="Some with 3 seeds, or all.")] = True,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
     seeds: Annotated[int | None, typer.Option(min=2, help="Instead of each experiment's own.")] = None,
     out: Out = DEFAULT_OUT,
@@ -51,10 +51,12 @@ def run(
     from leeway_lab.model import load_base
     from leeway_lab.report import write_report, write_verdict
     from leeway_lab.results import Results
-    from leeway_lab.spec import choose
+    from leeway_lab.spec import QUICK_SEEDS, choose
     from leeway_lab.store import execute_all
 
     chosen = choose(names or [], quick)
+    if quick and seeds is None:
+        seeds = QUICK_SEEDS
     specs = [spec for e in chosen for runs in e.runs(seeds).values() for spec in runs]
     for model in {spec.model for spec in specs}:
         load_base(model)  # made once, not by every process

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from leeway_lab.collapse import collapse_grid, hidden_collapse
 from leeway_lab.measure import Ratio
 from leeway_lab.results import (
     Figure,
@@ -18,6 +19,7 @@ from leeway_lab.results import (
     ratio_figure,
     rounded,
 )
+from leeway_lab.spec import ON_POLICY
 
 
 def decomposition(results: Results) -> Verdict:
@@ -112,10 +114,10 @@ def _at(step: float | None) -> str:
 def holds(results: Results) -> Verdict:
     """The arm named in the criterion stays within its floors at every mark, with few enough syncs."""
     want = results.experiment.criterion
-    arms = [arm for arm in results.specs if arm != "on_policy"]
+    arms = [arm for arm in results.specs if arm != ON_POLICY]
     ratios = {arm: results.ratios(arm) for arm in arms}
     syncs = {arm: results.syncs(arm) for arm in arms}
-    every = results.specs["on_policy"][0].steps - 1
+    every = results.specs[ON_POLICY][0].steps - 1
     passed = {
         arm: max(r.high for r in ratios[arm].values()) <= want["floors"]
         and syncs[arm] <= want["largest_share_of_syncs"] * every
@@ -151,11 +153,7 @@ def order(results: Results) -> Verdict:
     status: Status = "reproduced" if all(held) else "not reproduced"
     if not all(clear):
         status = "inconclusive"
-    text = "; ".join(
-        f"{a} {last(a).value:.2f} [{last(a).low:.2f}, {last(a).high:.2f}] against {b} "
-        f"{last(b).value:.2f} [{last(b).low:.2f}, {last(b).high:.2f}] floors"
-        for a, b in pairs
-    )
+    text = "; ".join(f"{a} {_range(last(a))} against {b} {_range(last(b))} floors" for a, b in pairs)
     return Verdict(
         status=status,
         text=text,
@@ -204,71 +202,50 @@ def excess_norm(results: Results) -> Verdict:
     )  # fmt: skip
 
 
-def hidden_collapse(results: Results) -> Verdict:
-    """A run that collapses: KL on the sampler's prefixes beside KL on its own."""
-    want, arm = results.experiment.criterion, "stale"
-    every = results.specs[arm][0].evaluate_every
-    reward = results.column(arm, "own/reward")
-    peak = np.maximum.accumulate(reward, axis=1)
-    low = reward < want["share_of_peak"] * peak
-    run_of = max(1, want["steps"] // every)
-    collapsed = [
-        next((every * (i + 1) for i in range(len(row) - run_of + 1) if row[i : i + run_of].all()), None)
-        for row in low
-    ]
-    marks = results.marks(arm)
-    own = np.array(
-        [
-            [results.divergence.kl(run.weights[m], [run.weights[marks[0]]])[0].mean() for m in marks[1:]]
-            for run in results.runs(arm)
-        ]
+def faults(results: Results) -> Verdict:
+    """Each fault moves training off the floor, and what removes it does not."""
+    want = results.experiment.criterion
+    ratios = {arm: results.ratios(arm) for arm in results.specs if arm != ON_POLICY}
+    last = {arm: found[max(found)] for arm, found in ratios.items()}
+    moved = {arm: last[arm].low > want["floors"] for arm in want["faults"]}
+    stayed = {arm: last[arm].high <= want["floors"] for arm in want["removed"]}
+    status: Status = "reproduced" if all(moved.values()) and all(stayed.values()) else "not reproduced"
+    return Verdict(
+        status=status,
+        text="at the last mark: " + "; ".join(f"{arm} {_range(r)}" for arm, r in last.items()) + " floors",
+        numbers={arm: rounded(found) for arm, found in ratios.items()},
+        figures=[ratio_figure(ratios, results.experiment.title)],
     )
-    tokens = results.column(arm, "own/length").mean()
-    per_token = own / tokens
-    on_sampler = results.column(arm, "kl/sampler_prefix")[:, [m - 1 for m in marks[1:]]]
-    factor = per_token / np.maximum(on_sampler, 1e-9)
-    happened = [c for c in collapsed if c is not None]
-    share = float(factor[:, -1].mean())
-    status: Status = "inconclusive"
-    if 2 * len(happened) > len(collapsed):
-        status = "reproduced" if share >= want["least_factor"] else "not reproduced"
-    x = [float(m) for m in marks[1:]]
+
+
+def side_by_side(results: Results) -> Verdict:
+    """Methods under conditions (arms `condition/method`): worst KL / floor over the marks, and syncs."""
+    want, floors = results.experiment.criterion, results.experiment.criterion["floors"]
+    table = {arm: results.ratios(arm) for arm in results.specs if arm != ON_POLICY}
+    conditions, methods = (list(dict.fromkeys(arm.split("/")[i] for arm in table)) for i in (0, 1))
+    found = {m: [r for c in conditions for r in table[f"{c}/{m}"].values()] for m in methods}
+    worst = {m: max(ratios, key=lambda r: r.value) for m, ratios in found.items()}
+    within = [m for m, ratios in found.items() if all(r.high <= floors for r in ratios)]
+    ranking = sorted(methods, key=lambda m: worst[m].value)
+    status: Status = "not reproduced"
+    if ranking[0] == want["method"]:
+        status = "reproduced" if want["method"] in within else "inconclusive"
     return Verdict(
         status=status,
         text=(
-            f"{len(happened)} of {len(collapsed)} runs collapsed (at steps "
-            f"{', '.join(map(str, happened)) or 'none'}); at the last mark KL to the sampler's weights per "
-            f"token is {float(per_token[:, -1].mean()):.3g} nats on own prefixes, "
-            f"{float(on_sampler[:, -1].mean()):.3g} on the sampler's: a factor of {share:.1f}"
+            f"worst over conditions and marks: {'; '.join(f'{m} {_range(worst[m])}' for m in ranking)} floors; "
+            f"within {floors:g} everywhere by its upper bound: {', '.join(within) or 'none'}"
         ),
-        numbers={"collapsed_at": collapsed, "factor": share},
+        numbers={arm: {"ratios": rounded(r), "syncs": results.syncs(arm)} for arm, r in table.items()},
         figures=[
-            Figure(
-                "Reward of the policy's own responses",
-                "optimiser step",
-                "mean reward",
-                [
-                    Series(
-                        arm,
-                        [float(every * (i + 1)) for i in range(reward.shape[1])],
-                        reward.mean(0).tolist(),
-                        reward.min(0).tolist(),
-                        reward.max(0).tolist(),
-                    )
-                ],
-            ),
-            Figure(
-                "KL(pi_theta || pi_s) per token",
-                "optimiser step",
-                "nats",
-                [
-                    Series("on own prefixes", x, per_token.mean(0).tolist()),
-                    Series("on the sampler's prefixes", x, on_sampler.mean(0).tolist()),
-                ],
-                log_y=True,
-            ),
+            ratio_figure({m: table[f"{c}/{m}"] for m in methods}, f"{results.experiment.title}: {c}")
+            for c in conditions
         ],
     )
+
+
+def _range(ratio: Ratio) -> str:
+    return f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
 ANALYSES: dict[str, Callable[[Results], Verdict]] = {
@@ -278,4 +255,7 @@ ANALYSES: dict[str, Callable[[Results], Verdict]] = {
     "order": order,
     "excess_norm": excess_norm,
     "hidden_collapse": hidden_collapse,
+    "collapse_grid": collapse_grid,
+    "faults": faults,
+    "side_by_side": side_by_side,
 }

@@ -21,6 +21,8 @@ from leeway_lab.model import Task, draw, response_logp
 
 Array = NDArray[np.float64]
 Weights = dict[str, Tensor]
+Pairs = dict[tuple[int, int], Array]
+"""(first run, second run) -> KL per sequence, [sequences]."""
 RESAMPLES = 2000
 
 
@@ -61,14 +63,14 @@ class Ratio:
     floor: float
 
 
-def floor_pairs(kl: Divergence, on_policy: Sequence[Weights]) -> dict[tuple[int, int], Array]:
+def floor_pairs(kl: Divergence, on_policy: Sequence[Weights]) -> Pairs:
     """(i, j) -> KL(run i || run j) per sequence, for ordered pairs of different seeds."""
     return _pairs(kl, on_policy, on_policy)
 
 
 def deviations(
     kl: Divergence, method: Sequence[Weights], on_policy: Sequence[Weights], reverse: bool = False
-) -> dict[tuple[int, int], Array]:
+) -> Pairs:
     """(i, j) -> KL(method run i || on-policy run j) per sequence; `reverse`: KL(on-policy i || method j).
 
     Runs with the same seed draw from generators of the same seed, which makes them alike beyond what the
@@ -77,38 +79,47 @@ def deviations(
     return _pairs(kl, on_policy, method) if reverse else _pairs(kl, method, on_policy)
 
 
-def _pairs(kl: Divergence, ps: Sequence[Weights], qs: Sequence[Weights]) -> dict[tuple[int, int], Array]:
-    found: dict[tuple[int, int], Array] = {}
+def _pairs(kl: Divergence, ps: Sequence[Weights], qs: Sequence[Weights]) -> Pairs:
+    found: Pairs = {}
     for i, p in enumerate(ps):
         others = [j for j in range(len(qs)) if j != i]
         found |= dict(zip(((i, j) for j in others), kl.kl(p, [qs[j] for j in others]), strict=True))
     return found
 
 
-def ratio_to_floor(dev: dict[tuple[int, int], Array], floor: dict[tuple[int, int], Array]) -> Ratio:
-    """Mean deviation over mean floor; seeds and sequences are resampled together."""
+def ratio_to_floor(dev: Pairs, floor: Pairs, reverse: bool = False) -> Ratio:
+    """Mean deviation over mean floor. `dev` has the method's runs first, or second with `reverse`.
+
+    Bootstrap over runs and sequences: on-policy runs are drawn once for both means, which share them. A
+    pair's mean over hundreds of sequences is drawn from its normal limit.
+    """
+    if reverse:
+        dev = {(j, i): values for (i, j), values in dev.items()}
     rng = np.random.default_rng(0)
-    deviation, base = _mean(dev), _mean(floor)
-    means = [_resampled(rng, dev) / _resampled(rng, floor) for _ in range(RESAMPLES)]
-    low, high = np.quantile(means, [0.025, 0.975])
+    method, on = (
+        _times_drawn(rng, 1 + max(i for i, _ in dev)),
+        _times_drawn(rng, 1 + max(j for _, j in floor)),
+    )
+    means = [
+        _resampled_mean(rng, dev, method[:, :, None] * on[:, None, :]),
+        _resampled_mean(rng, floor, on[:, :, None] * on[:, None, :]),
+    ]
+    low, high = np.nanquantile(means[0] / means[1], [0.025, 0.975])  # NaN: one run was drawn every time
+    deviation, base = (float(np.mean([v.mean() for v in pairs.values()])) for pairs in (dev, floor))
     return Ratio(deviation / base, float(low), float(high), deviation, base)
 
 
-def _mean(pairs: dict[tuple[int, int], Array]) -> float:
-    return float(np.mean([values.mean() for values in pairs.values()]))
+def _times_drawn(rng: np.random.Generator, runs: int) -> Array:
+    """[RESAMPLES, runs] how often each run is drawn when as many are drawn as there are."""
+    return rng.multinomial(runs, [1 / runs] * runs, size=RESAMPLES).astype(np.float64)
 
 
-def _resampled(rng: np.random.Generator, pairs: dict[tuple[int, int], Array]) -> float:
-    # Two-way bootstrap: draw the first and the second runs with replacement, each pair by its weight.
-    firsts, seconds = (sorted({key[axis] for key in pairs}) for axis in (0, 1))
-    weights = [
-        dict(zip(names, rng.multinomial(len(names), [1 / len(names)] * len(names)), strict=True))
-        for names in (firsts, seconds)
-    ]
-    total, mass = 0.0, 0.0
-    for (i, j), values in pairs.items():
-        weight = float(weights[0][i] * weights[1][j])
-        if weight:
-            sample = values[rng.integers(0, len(values), len(values))]
-            total, mass = total + weight * float(sample.mean()), mass + weight
-    return total / mass if mass else _mean(pairs)
+def _resampled_mean(rng: np.random.Generator, pairs: Pairs, weights: Array) -> Array:
+    """[RESAMPLES] weighted mean over the pairs that there are; weights [RESAMPLES, first, second]."""
+    first, second = (list(axis) for axis in zip(*pairs, strict=True))
+    mean = np.array([v.mean() for v in pairs.values()])
+    error = np.array([v.std() / np.sqrt(len(v)) for v in pairs.values()])
+    chosen = weights[:, first, second]
+    values = mean + error * rng.standard_normal(chosen.shape)
+    with np.errstate(invalid="ignore"):
+        return np.asarray((chosen * values).sum(1) / chosen.sum(1))

@@ -92,7 +92,8 @@ def build_figure(figure: dict[str, Any]) -> Any:
         built.add_hline(y=y, line_dash="dot", annotation_text=label)
     built.update_layout(
         title=figure["title"], xaxis_title=figure["x"], yaxis_title=figure["y"], template="plotly_white",
-        yaxis_type="log" if figure["log_y"] else "linear", height=420,
+        yaxis_type="log" if figure["log_y"] else "linear",
+        xaxis_type="log" if figure["log_x"] else "linear", height=420,
     )  # fmt: skip
     return built
 
@@ -118,6 +119,7 @@ def _write_png(figure: dict[str, Any], path: Path) -> None:
         title=figure["title"],
         xlabel=figure["x"],
         ylabel=figure["y"],
+        xscale="log" if figure["log_x"] else "linear",
         yscale="log" if figure["log_y"] else "linear",
     )
     axes.legend(fontsize=8)

@@ -10,14 +10,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from leeway_lab.measure import Array, Divergence, Ratio, deviations, floor_pairs, ratio_to_floor
+from leeway_lab.measure import Array, Divergence, Pairs, Ratio, deviations, floor_pairs, ratio_to_floor
 from leeway_lab.model import Task, load_base
-from leeway_lab.spec import Experiment, RunSpec
+from leeway_lab.spec import ON_POLICY, Experiment, RunSpec
 from leeway_lab.store import load
 from leeway_lab.train import RunResult
 
 Status = Literal["reproduced", "not reproduced", "inconclusive"]
-ON_POLICY = "on_policy"
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,7 @@ class Figure:
     y: str
     series: list[Series]
     log_y: bool = False
+    log_x: bool = False
     lines: dict[str, float] = field(default_factory=dict)
 
 
@@ -61,7 +61,7 @@ class Results:
         self.specs: dict[str, list[RunSpec]] = experiment.runs(seeds)
         self._out = out
         self._runs: dict[str, list[RunResult]] = {}
-        self._floors: dict[int, dict[tuple[int, int], Array]] = {}
+        self._floors: dict[int, Pairs] = {}
 
     def runs(self, arm: str) -> list[RunResult]:
         """The arm's runs, one per seed."""
@@ -84,7 +84,7 @@ class Results:
         base, tokenizer = load_base(model)
         return Divergence(base, Task(model, tokenizer), self.sequences)
 
-    def floor(self, mark: int) -> dict[tuple[int, int], Array]:
+    def floor(self, mark: int) -> Pairs:
         """KL between the on-policy runs after `mark` steps."""
         if mark not in self._floors:
             weights = [run.weights[mark] for run in self.runs(ON_POLICY)]
@@ -95,7 +95,8 @@ class Results:
         """KL(arm || on-policy) / floor after `mark` steps; `reverse`: KL(on-policy || arm)."""
         method = [run.weights[mark] for run in self.runs(arm)]
         on = [run.weights[mark] for run in self.runs(ON_POLICY)]
-        return ratio_to_floor(deviations(self.divergence, method, on, reverse), self.floor(mark))
+        dev = deviations(self.divergence, method, on, reverse)
+        return ratio_to_floor(dev, self.floor(mark), reverse)
 
     def ratios(self, arm: str) -> dict[int, Ratio]:
         """Of all marks."""
@@ -128,7 +129,12 @@ def ratio_figure(ratios: dict[str, dict[int, Ratio]], title: str) -> Figure:
         for label, found in ratios.items()
     ]
     return Figure(
-        title, "optimiser steps", "KL to on-policy / noise floor", series, True, {"two floors": 2.0}
+        title,
+        "optimiser steps",
+        "KL to on-policy / noise floor",
+        series,
+        log_y=True,
+        lines={"two floors": 2.0},
     )
 
 

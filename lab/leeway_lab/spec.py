@@ -19,6 +19,9 @@ from leeway.config import CorrectionConfig, SyncConfig
 from leeway.errors import UsageError
 
 HERE = Path(__file__).parent / "experiments"
+ON_POLICY = "on_policy"
+"""Label of the arm that the floor is taken from."""
+QUICK_SEEDS = 3
 FORMAT = 1
 """Rises when the same RunSpec gives another result; part of the key under which results are kept."""
 
@@ -100,18 +103,18 @@ class Experiment(_Spec):
     """Over the defaults of RunSpec, for all arms."""
     arms: dict[str, dict[str, Any]]
     """Label -> over `common`."""
-    seeds: int = Field(default=3, ge=1)
+    seeds: int = Field(default=5, ge=1)
+    floor_seeds: int = Field(default=10, ge=2)
+    """Of the arm `on_policy`: the floor is in every ratio, so its error is too."""
 
     def runs(self, seeds: int | None = None) -> dict[str, list[RunSpec]]:
-        """Label -> one run per seed."""
-        count = self.seeds if seeds is None else seeds
-        return {
-            label: [
-                RunSpec.model_validate(merged(merged(self.common, over), {"seed": seed}))
-                for seed in range(count)
-            ]
-            for label, over in self.arms.items()
-        }
+        """Label -> one run per seed; `seeds`: that many for every arm."""
+        found = {}
+        for label, over in self.arms.items():
+            count = seeds or (self.floor_seeds if label == ON_POLICY else self.seeds)
+            arm = merged(self.common, over)
+            found[label] = [RunSpec.model_validate(merged(arm, {"seed": seed})) for seed in range(count)]
+        return found
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def test_every_experiment_is_valid_and_can_be_analysed() -> None:
         assert experiment.analysis in ANALYSES, name
         assert experiment.criterion["text"].strip(), name
         runs = experiment.runs()
-        assert all(len(found) == experiment.seeds >= 3 for found in runs.values()), name
+        assert all(len(found) >= 3 for found in runs.values()), name
         keys = [spec.key() for found in runs.values() for spec in found]
         assert len(set(keys)) == len(keys), name  # no two arms are the same run
         for key in ("arm", "nearer"):
@@ -76,11 +76,25 @@ def test_ratio_and_its_interval() -> None:
     assert twice.value == pytest.approx(2, rel=0.1)
     assert twice.low < twice.value < twice.high
     assert twice.high - twice.low < 0.6
-    covered = 0
-    for _ in range(20):
-        ratio = ratio_to_floor(pairs(0.3), pairs(0.1))
+    # With `reverse` the keys are the other way round: KL(on-policy || method).
+    turned = {(j, i): values for (i, j), values in pairs(0.2).items()}
+    assert ratio_to_floor(turned, pairs(0.1), reverse=True).value == pytest.approx(2, rel=0.1)
+
+
+def test_the_interval_covers_the_ratio_of_runs_that_differ() -> None:
+    rng, covered = np.random.default_rng(1), 0
+    for _ in range(60):
+        # A run is off by its own factor; KL between two is the product of theirs, over noisy sequences.
+        on, method = rng.gamma(4, 0.25, 8), rng.gamma(4, 0.25, 5)
+
+        def values(mean: float) -> np.ndarray:
+            return rng.gamma(2, mean / 2, 300)
+
+        floor = {(i, j): values(0.1 * a * b) for i, a in enumerate(on) for j, b in enumerate(on) if i != j}
+        dev = {(i, j): values(0.3 * a * b) for i, a in enumerate(method) for j, b in enumerate(on) if i != j}
+        ratio = ratio_to_floor(dev, floor)
         covered += ratio.low <= 3 <= ratio.high
-    assert covered >= 16
+    assert covered >= 48
 
 
 def test_departure_is_where_the_lower_bound_stays_above() -> None:
@@ -96,9 +110,8 @@ def test_departure_is_where_the_lower_bound_stays_above() -> None:
 
 def test_report_shows_claim_criterion_verdict_and_figures(tmp_path: Path) -> None:
     experiment = experiments()["departure"]
-    figure = Figure(
-        "f<>", "x", "y", [Series("a", [1.0, 2.0], [1.0, 3.0], [0.5, 2.0], [2.0, 4.0])], True, {"two": 2.0}
-    )
+    series = Series("a", [1.0, 2.0], [1.0, 3.0], [0.5, 2.0], [2.0, 4.0])
+    figure = Figure("f<>", "x", "y", [series], log_y=True, lines={"two": 2.0})
     write_verdict(tmp_path, experiment, Verdict("inconclusive", "numbers & words", {"n": 1}, [figure]), 3)
     page = write_report(tmp_path).read_text()
     for words in (experiment.title, "inconclusive", "numbers &amp; words", "plotly", "stays above 2"):
