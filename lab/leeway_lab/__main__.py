@@ -20,8 +20,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 DEFAULT_OUT = Path("runs/lab")
-SEQUENCES = {True: 256, False: 512}
-"""Fresh responses for each KL, quick or not."""
+SEQUENCES = 256
+"""Fresh responses for each KL; runs differ by more than that leaves open."""
 Out = Annotated[Path, typer.Option(help="Where runs and results are kept; what is there is not run again.")]
 
 
@@ -66,7 +66,7 @@ def run(
         execute_all(out, specs, jobs, lambda n, of: progress.update(task, total=of, completed=n))
         task = progress.add_task("verdicts", total=len(chosen))
         for experiment in chosen:
-            results = Results(out, experiment, seeds, SEQUENCES[quick])
+            results = Results(out, experiment, seeds, SEQUENCES)
             verdict = ANALYSES[experiment.analysis](results)
             write_verdict(out, experiment, verdict, seeds or experiment.seeds)
             progress.advance(task)

@@ -140,23 +140,25 @@ def holds(results: Results) -> Verdict:
 
 
 def order(results: Results) -> Verdict:
-    """In each pair of the criterion the first arm is nearer to on-policy than the second at the last mark."""
-    pairs = results.experiment.criterion["nearer"]
-    arms = sorted({arm for pair in pairs for arm in pair})
-    ratios = {arm: results.ratios(arm) for arm in arms}
-
-    def last(arm: str) -> Ratio:
-        return ratios[arm][max(ratios[arm])]
-
-    held = [last(a).value < last(b).value for a, b in pairs]
-    clear = [last(a).high < last(b).low or last(b).high < last(a).low for a, b in pairs]
+    """Arms within their floors at every mark, arms beyond them at the last one, and pairs of which the first
+    is nearer to on-policy at the last mark."""
+    want = results.experiment.criterion
+    pairs, within, beyond = (want.get(key, []) for key in ("nearer", "within", "beyond"))
+    ratios = {arm: results.ratios(arm) for arm in results.specs if arm != ON_POLICY}
+    last = {arm: found[max(found)] for arm, found in ratios.items()}
+    held = [max(r.high for r in ratios[arm].values()) <= want["floors"] for arm in within]
+    held += [last[arm].low > want["floors"] for arm in beyond]
+    held += [last[a].value < last[b].value for a, b in pairs]
+    clear = [last[a].high < last[b].low or last[b].high < last[a].low for a, b in pairs]
     status: Status = "reproduced" if all(held) else "not reproduced"
-    if not all(clear):
+    if all(held) and not all(clear):
         status = "inconclusive"
-    text = "; ".join(f"{a} {_range(last(a))} against {b} {_range(last(b))} floors" for a, b in pairs)
     return Verdict(
         status=status,
-        text=text,
+        text="at the last mark: "
+        + "; ".join(f"{arm} {_range(r)}" for arm, r in last.items())
+        + " floors; highest upper bound: "
+        + "; ".join(f"{arm} {max(r.high for r in ratios[arm].values()):.2f}" for arm in last),
         numbers={arm: rounded(found) for arm, found in ratios.items()},
         figures=[ratio_figure(ratios, results.experiment.title)],
     )
@@ -202,22 +204,6 @@ def excess_norm(results: Results) -> Verdict:
     )  # fmt: skip
 
 
-def faults(results: Results) -> Verdict:
-    """Each fault moves training off the floor, and what removes it does not."""
-    want = results.experiment.criterion
-    ratios = {arm: results.ratios(arm) for arm in results.specs if arm != ON_POLICY}
-    last = {arm: found[max(found)] for arm, found in ratios.items()}
-    moved = {arm: last[arm].low > want["floors"] for arm in want["faults"]}
-    stayed = {arm: last[arm].high <= want["floors"] for arm in want["removed"]}
-    status: Status = "reproduced" if all(moved.values()) and all(stayed.values()) else "not reproduced"
-    return Verdict(
-        status=status,
-        text="at the last mark: " + "; ".join(f"{arm} {_range(r)}" for arm, r in last.items()) + " floors",
-        numbers={arm: rounded(found) for arm, found in ratios.items()},
-        figures=[ratio_figure(ratios, results.experiment.title)],
-    )
-
-
 def side_by_side(results: Results) -> Verdict:
     """Methods under conditions (arms `condition/method`): worst KL / floor over the marks, and syncs."""
     want, floors = results.experiment.criterion, results.experiment.criterion["floors"]
@@ -233,8 +219,8 @@ def side_by_side(results: Results) -> Verdict:
     return Verdict(
         status=status,
         text=(
-            f"worst over conditions and marks: {'; '.join(f'{m} {_range(worst[m])}' for m in ranking)} floors; "
-            f"within {floors:g} everywhere by its upper bound: {', '.join(within) or 'none'}"
+            f"worst over conditions and marks: {'; '.join(f'{m} {_range(worst[m])}' for m in ranking)} floors"
+            f"; within {floors:g} everywhere by its upper bound: {', '.join(within) or 'none'}"
         ),
         numbers={arm: {"ratios": rounded(r), "syncs": results.syncs(arm)} for arm, r in table.items()},
         figures=[
@@ -256,6 +242,5 @@ ANALYSES: dict[str, Callable[[Results], Verdict]] = {
     "excess_norm": excess_norm,
     "hidden_collapse": hidden_collapse,
     "collapse_grid": collapse_grid,
-    "faults": faults,
     "side_by_side": side_by_side,
 }

@@ -19,8 +19,20 @@ from leeway.config import CorrectionConfig, SyncConfig
 from leeway.errors import UsageError
 
 HERE = Path(__file__).parent / "experiments"
+NEVER: dict[str, Any] = {"ess_threshold": None, "clip_fraction": None, "max_age": None, "every_n": None}
+"""No rule asks for a resync: where every run of an experiment starts from, whatever the product's default."""
 ON_POLICY = "on_policy"
-"""Label of the arm that the floor is taken from."""
+"""Label of the arm that the floor is taken from: nothing between sampler and trainer differs."""
+ON_POLICY_RUN: dict[str, Any] = {
+    "condition": {"weights": "exact", "noise": 0.0},
+    "fault": "none",
+    "correction": {"method": "none"},
+    "sync": NEVER | {"max_age": 1},
+    "marks": [2, 4, 5, 6, 8, 10, 12, 16, 20, 24, 30, 40],
+}
+"""Over `common`; the same in all experiments of a learning rate, so that they share its runs."""
+FIRST_SEED = 100
+"""Seeds below it were used to find settings before the criteria were written, and judge nothing."""
 QUICK_SEEDS = 3
 FORMAT = 1
 """Rises when the same RunSpec gives another result; part of the key under which results are kept."""
@@ -62,10 +74,10 @@ class RunSpec(_Spec):
     """An infrastructure fault of leeway_lab.faults; `top_p_reported` is top-p with its support known to the
     trainer, as Leeway has it."""
     correction: CorrectionConfig = CorrectionConfig()
-    sync: SyncConfig = SyncConfig(max_age=None)
+    sync: SyncConfig = SyncConfig.model_validate(NEVER)
     """When the sampler gets the current weights; without any rule it never does."""
     optimizer: Literal["sgd", "adamw"] = "adamw"
-    learning_rate: float = Field(default=2e-4, gt=0)
+    learning_rate: float = Field(default=3e-5, gt=0)
     steps: int = Field(default=40, ge=1)
     prompts: int = Field(default=32, ge=1)
     group_size: int = Field(default=8, ge=1)
@@ -112,8 +124,12 @@ class Experiment(_Spec):
         found = {}
         for label, over in self.arms.items():
             count = seeds or (self.floor_seeds if label == ON_POLICY else self.seeds)
-            arm = merged(self.common, over)
-            found[label] = [RunSpec.model_validate(merged(arm, {"seed": seed})) for seed in range(count)]
+            common = merged({"sync": NEVER}, self.common)
+            if label == ON_POLICY:
+                common = merged(common, ON_POLICY_RUN)
+            arm = merged(common, over)
+            seeds_used = range(FIRST_SEED, FIRST_SEED + count)
+            found[label] = [RunSpec.model_validate(merged(arm, {"seed": seed})) for seed in seeds_used]
         return found
 
 

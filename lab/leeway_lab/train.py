@@ -188,13 +188,21 @@ class Trainer:
         return {"own/reward": float(rewards.mean()), "own/length": float(drawn.mask.sum() / len(items))}
 
     def squared_norms(self, batch: TokenBatch) -> dict[str, float]:
-        """|g|^2 of score centring and of token importance sampling on `batch`."""
+        """|E g|^2 of score centring and of token importance sampling at the current weights.
+
+        As the inner product of the gradients of two halves of the batch (prompts apart): the square of one
+        gradient would mostly measure its noise, which importance weights make larger.
+        """
         parameters = list(self.theta.parameters())
+        first = batch.seq_ids // self.spec.group_size % 2 == 0
         found = {}
         for name, method in (("excess/sc_sq", "score_centering"), ("excess/is_sq", "is")):
-            loss, _ = surrogate_loss(method, batch, self.spec.correction)
-            gradient = torch.autograd.grad(loss, parameters, retain_graph=True)
-            found[name] = float(sum((g.double() ** 2).sum() for g in gradient))
+            halves = []
+            for half in (first, ~first):
+                loss, _ = surrogate_loss(method, replace(batch, mask=half), self.spec.correction)
+                gradient = torch.autograd.grad(loss, parameters, retain_graph=True)
+                halves.append(2 * torch.cat([g.double().flatten() for g in gradient]))
+            found[name] = float(halves[0] @ halves[1])
         return found
 
 

@@ -25,7 +25,7 @@ def test_every_experiment_is_valid_and_can_be_analysed() -> None:
         assert all(len(found) >= 3 for found in runs.values()), name
         keys = [spec.key() for found in runs.values() for spec in found]
         assert len(set(keys)) == len(keys), name  # no two arms are the same run
-        for key in ("arm", "nearer"):
+        for key in ("arm", "nearer", "within", "beyond"):
             for arm in np.ravel(experiment.criterion.get(key, [])).tolist():
                 assert arm in runs, (name, arm)
 
