@@ -14,7 +14,7 @@ from leeway_lab.results import (
     Series,
     Status,
     Verdict,
-    first_mark_above,
+    first_departure,
     mean_line,
     ratio_figure,
     rounded,
@@ -61,7 +61,7 @@ def departure(results: Results) -> Verdict:
     """Where importance sampling leaves the floor, and where ESS and its Gaussian forecast cross 0.5."""
     want, arm = results.experiment.criterion, "is_stale"
     ratios = results.ratios(arm)
-    left = first_mark_above(ratios, want["floors"])
+    left = first_departure(ratios, want["floors"])
     crossings = {level: results.first_below(arm, f"lag/ess_{level}", 0.5) for level in ("tok", "seq")}
     forecasts = {
         level: results.first_below(arm, f"lag/predicted_ess_{level}", 0.5) for level in ("tok", "seq")
@@ -84,7 +84,7 @@ def departure(results: Results) -> Verdict:
     return Verdict(
         status=status,
         text=(
-            f"importance sampling stays above {want['floors']} floors from step {left}; ESS below 0.5: token "
+            f"importance sampling leaves {want['floors']:g} floors at step {_at(left)}; ESS below 0.5: token "
             f"at step {_at(crossings['tok'])}, sequence at step {_at(crossings['seq'])}; Gaussian forecast: "
             f"token {_at(forecasts['tok'])}, sequence {_at(forecasts['seq'])}; nearer to the departure: "
             f"{ {'tok': 'token', 'seq': 'sequence', None: 'none'}[better] }"
@@ -166,7 +166,7 @@ def order(results: Results) -> Verdict:
 
 def excess_norm(results: Results) -> Verdict:
     """|g_SC|^2 - |g_IS|^2 = c1 x + c2 x^2 with x = learning rate x steps, on the same stale batches."""
-    arm = "is_stale"
+    arm = "stale"
     excess = results.column(arm, "excess/sc_sq") - results.column(arm, "excess/is_sq")
     rate = results.specs[arm][0].learning_rate
     x = rate * np.arange(excess.shape[1])

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from leeway_lab.model import Drawn
 
-TOP_P = 0.9
+TOP_P = 0.7
 OVERSAMPLING = 2
 """Responses asked for, over those used, when a batch is what finished first."""
-RESPELLED = 0.02
+RESPELLED = 0.05
 """Share of digits that come back as other token ids of the same text."""
 LEAST_REWARD = 0.5
 """Rollouts below it are dropped by the filter."""

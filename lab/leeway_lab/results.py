@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -152,11 +151,6 @@ def rounded(ratios: dict[int, Ratio]) -> dict[str, list[float]]:
     return {str(m): [round(v, 3) for v in (r.value, r.low, r.high)] for m, r in ratios.items()}
 
 
-def first_mark_above(ratios: dict[int, Ratio], limit: float) -> int | None:
-    """First mark from which on the lower bound of the ratio stays above `limit`."""
-    above: Sequence[int] = [mark for mark, ratio in ratios.items() if ratio.low > limit]
-    ordered = sorted(ratios)
-    for i, mark in enumerate(ordered):
-        if all(m in above for m in ordered[i:]):
-            return mark
-    return None
+def first_departure(ratios: dict[int, Ratio], floors: float) -> int | None:
+    """First mark at which KL / floor is above `floors`, and its lower bound above one floor."""
+    return next((m for m in sorted(ratios) if ratios[m].value > floors and ratios[m].low > 1), None)

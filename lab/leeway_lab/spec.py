@@ -28,7 +28,7 @@ ON_POLICY_RUN: dict[str, Any] = {
     "fault": "none",
     "correction": {"method": "none"},
     "sync": NEVER | {"max_age": 1},
-    "marks": [2, 4, 5, 6, 8, 10, 12, 16, 20, 24, 30, 40],
+    "marks": [2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 30, 40],
 }
 """Over `common`; the same in all experiments of a learning rate, so that they share its runs."""
 FIRST_SEED = 100

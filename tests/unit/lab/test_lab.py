@@ -10,10 +10,12 @@ import torch
 
 from leeway.errors import UsageError
 from leeway_lab.analyses import ANALYSES
-from leeway_lab.measure import ratio_to_floor
-from leeway_lab.model import rounded
+from leeway_lab.collapse import collapse_steps, logistic_fit
+from leeway_lab.faults import RESPELLED, first_finished, respelled, take
+from leeway_lab.measure import Ratio, ratio_to_floor
+from leeway_lab.model import Drawn, nucleus, rounded
 from leeway_lab.report import write_report, write_verdict
-from leeway_lab.results import Figure, Series, Verdict, first_mark_above
+from leeway_lab.results import Figure, Series, Verdict, first_departure
 from leeway_lab.spec import RunSpec, choose, experiments, merged
 
 
@@ -97,15 +99,50 @@ def test_the_interval_covers_the_ratio_of_runs_that_differ() -> None:
     assert covered >= 48
 
 
-def test_departure_is_where_the_lower_bound_stays_above() -> None:
-    from leeway_lab.measure import Ratio
+def test_departure_is_above_the_limit_and_surely_above_one_floor() -> None:
+    def ratio(value: float, low: float) -> Ratio:
+        return Ratio(value, low, value + 1, 1.0, 1.0)
 
-    def ratio(low: float) -> Ratio:
-        return Ratio(low + 0.5, low, low + 1, 1.0, 1.0)
+    found = {2: ratio(2.5, 0.9), 4: ratio(1.9, 1.2), 6: ratio(2.1, 1.1), 8: ratio(1.0, 0.5)}
+    assert first_departure(found, 2.0) == 6
+    assert first_departure({2: ratio(1.5, 1.2)}, 2.0) is None
 
-    found = {2: ratio(2.5), 4: ratio(1.0), 6: ratio(2.1), 8: ratio(3.0)}
-    assert first_mark_above(found, 2.0) == 6
-    assert first_mark_above({2: ratio(1.0)}, 2.0) is None
+
+def test_logistic_fit_finds_a_boundary() -> None:
+    rng = np.random.default_rng(0)
+    x = np.column_stack([np.ones(4000), rng.uniform(0, 6, (4000, 2))])
+    y = (rng.uniform(size=4000) < 1 / (1 + np.exp(-(x @ [-6.0, 0.5, 1.5])))).astype(float)
+    np.testing.assert_allclose(logistic_fit(x, y), [-6.0, 0.5, 1.5], rtol=0.15)
+    split = logistic_fit(x, (x[:, 1] + x[:, 2] > 6).astype(float))  # a line separates them: finite, and equal
+    assert np.isfinite(split).all()
+    assert split[1] == pytest.approx(split[2], rel=0.1)
+
+
+def test_collapse_is_half_the_peak_for_ten_steps() -> None:
+    want = {"share_of_peak": 0.5, "steps": 10}
+    reward = np.array([[0.8] * 3 + [0.3] * 5 + [0.9] * 4, [0.8] * 3 + [0.3] * 4 + [0.9] * 5, [0.2] * 12])
+    assert collapse_steps(reward, 2, want) == [8, None, None]
+
+
+def test_faults_change_what_they_say() -> None:
+    ids = torch.tensor([[9, 9, 1, 2, 3, 0], [9, 9, 1, 0, 0, 0], [9, 9, 4, 5, 0, 0], [9, 9, 6, 7, 8, 0]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]], dtype=torch.bool)
+    drawn = Drawn(ids, mask, torch.zeros(4, 4, 12), prompt=2)
+    rows = first_finished(drawn, group_size=2)
+    assert rows.tolist() == [1, 2]  # the shortest of a group of four
+    assert take(drawn, rows).ids.tolist() == [ids[1].tolist(), ids[2].tolist()]
+    many = Drawn(ids.repeat(500, 1), mask.repeat(500, 1), torch.zeros(2000, 4, 12), prompt=2)
+    new = respelled(many, torch.arange(10), torch.full((10,), 11), torch.Generator().manual_seed(0))
+    assert (new.ids[:, :2] == many.ids[:, :2]).all()
+    assert (new.responses[~many.mask] == many.responses[~many.mask]).all()
+    share = float((new.responses == 11).sum() / many.mask.sum())
+    assert share == pytest.approx(RESPELLED, rel=0.2)
+
+
+def test_nucleus_is_the_least_set_of_that_mass() -> None:
+    logp = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.1, 0.1, 0.7, 0.1]]).log()
+    assert nucleus(logp, 0.75).tolist() == [[True, True, False, False], [True, False, True, False]]
+    assert nucleus(logp, 0.4).sum(1).tolist() == [1, 1]
 
 
 def test_report_shows_claim_criterion_verdict_and_figures(tmp_path: Path) -> None:
@@ -114,6 +151,6 @@ def test_report_shows_claim_criterion_verdict_and_figures(tmp_path: Path) -> Non
     figure = Figure("f<>", "x", "y", [series], log_y=True, lines={"two": 2.0})
     write_verdict(tmp_path, experiment, Verdict("inconclusive", "numbers & words", {"n": 1}, [figure]), 3)
     page = write_report(tmp_path).read_text()
-    for words in (experiment.title, "inconclusive", "numbers &amp; words", "plotly", "stays above 2"):
+    for words in (experiment.title, "inconclusive", "numbers &amp; words", "plotly", "lies within 2 steps"):
         assert words in page
     assert (tmp_path / "figures" / "departure-1.png").stat().st_size > 5000
