@@ -63,12 +63,13 @@ class Release:
     namespace: str
     name: str = "demo"
     values: Json = field(default_factory=dict)
+    binary: str = "helm"
 
     def kubectl(self, *args: str, **options: Any) -> str:
         return command("kubectl", "-n", self.namespace, *args, **options)
 
     def helm(self, verb: str, *args: str, **options: Any) -> str:
-        return command("helm", verb, self.name, *args, "--namespace", self.namespace, **options)
+        return command(self.binary, verb, self.name, *args, "--namespace", self.namespace, **options)
 
     def write_values(self, folder: Path, **changes: Any) -> Path:
         values = {**self.values, **changes}
@@ -98,6 +99,13 @@ class Release:
 
     def key(self, name: str) -> str:
         return f"leeway:{{{self.namespace}.{self.name}}}:{name}"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What the tests measured, for docs/benchmarks.md."""
+    for report in terminalreporter.stats.get("passed", []):
+        for name, value in report.user_properties if report.when == "call" else ():
+            terminalreporter.write_line(f"measured: {name}: {value}")
 
 
 def testbed(*args: str) -> str:

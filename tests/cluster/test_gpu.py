@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,9 @@ def phases(release: Release) -> dict[str, str]:
 def test_gpu_pods(release: Release, folder: Path, cluster: Json, on_testbed: bool) -> None:
     if not on_testbed:
         pytest.skip("needs a cluster whose nodes have no GPUs and can be given some")
-    gpu = Release(release.chart, release.namespace, name="gpu", values=release.values)
+    # Also the other Helm, where there is one.
+    binary = "helm3" if shutil.which("helm3") else "helm"
+    gpu = Release(release.chart, release.namespace, name="gpu", values=release.values, binary=binary)
     gpu.values = merge(gpu.values, {"sampler": {"gpus": 1}, "trainer": {"gpus": 2}})
     testbed("gpu", "0")
     gpu.helm("install", str(gpu.chart), "-f", str(gpu.write_values(folder)), timeout=120)
