@@ -120,6 +120,7 @@ class Broadcaster:
                 epoch=self.epoch,
                 version=version,
                 step=step,
+                traceparent=traceparent(),
                 budget_s=self.budget_s,
             )
         nccl.send(offer, specs, wire_tensors(policy, self._dtype, step=step), self.ranks.rank)

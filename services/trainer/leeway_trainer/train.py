@@ -287,10 +287,12 @@ class Trainer:
         """
         started = time.monotonic()
         attributes = {**messaging("send", self.place.keys.weights), "leeway.version": version}
-        with span("publish weights", attributes, kind="producer"):
+        with span("publish weights", attributes, kind="producer") as opened:
             self.broadcaster.publish(
                 self.policy, self.snapshot, version=version, step=self.next_batch, keep_old=keep_old
             )
+            if opened is not None and (sent := self.broadcaster.last) is not None:
+                opened.set_attributes({"leeway.codec": sent.codec, "leeway.wire_bytes": sent.wire_nbytes})
         self.theta_s_is_old = keep_old
         self.times["time/publish_s"] = self.times.get("time/publish_s", 0.0) + time.monotonic() - started
         if self.broadcaster.last is not None:

@@ -17,11 +17,12 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.trace import Span
+    from opentelemetry.trace import Span, Tracer
 
     from leeway.config import TelemetryConfig
 
@@ -144,7 +145,7 @@ def span(
     context = Context() if root else None if parent is None else _context(parent)
     start = None if began is None else time.time_ns() - int((time.monotonic() - began) * 1e9)
     linked = [trace.get_current_span(_context(link)).get_span_context() for link in links if link]
-    with trace.get_tracer("leeway").start_as_current_span(
+    with _tracer().start_as_current_span(
         name,
         context=context,
         kind=trace.SpanKind[kind.upper()],
@@ -175,7 +176,16 @@ def traceparent() -> str | None:
     return carrier.get("traceparent")
 
 
+@lru_cache(maxsize=1)
+def _tracer() -> Tracer:
+    from opentelemetry import trace
+
+    return trace.get_tracer("leeway")  # which costs as much as a span
+
+
+@lru_cache(maxsize=1 << 12)
 def _context(parent: str) -> Context:
+    """The parsed traceparent; several spans of a ticket have the same."""
     from opentelemetry.context import Context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

@@ -147,6 +147,7 @@ def publish_offer(
     epoch: int,
     version: int,
     step: int,
+    traceparent: str | None = None,
     budget_s: float = 60.0,
 ) -> WeightManifest:
     """Announce a version that samplers get from an NCCL group; nothing else of it is in Redis."""
@@ -163,6 +164,7 @@ def publish_offer(
         nbytes=sum(spec.nbytes for spec in specs),
         tensors=tuple(specs),
         digest=weights_digest(specs),
+        traceparent=traceparent,
     )
     _announce(client, keys, manifest, budget_s)
     return manifest
