@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 RELEASE_ENV = "LEEWAY_RELEASE"
 """What the names of a release's objects begin with; the chart sets it."""
 INSTANCE, COMPONENT = "app.kubernetes.io/instance", "app.kubernetes.io/component"
+NODE_NOT_READY = "its node is not ready"
 IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -71,7 +72,7 @@ def _reason(status: Any, conditions: dict[str, Any], containers: list[Any], dele
             return f"{container.name} was started again{before}"
     ready, alive = conditions.get("Ready"), conditions.get("ContainersReady")
     if ready and alive and ready.status != "True" and alive.status == "True":
-        return "its node is not ready"
+        return NODE_NOT_READY
     return ""
 
 
@@ -80,7 +81,7 @@ def _words(reason: str | None, message: str | None) -> str:
 
 
 def find_loss(before: PodView | None, now: PodView, gone: bool) -> str | None:
-    """Why the process in a pod is no longer the one that it was, None while it is.
+    """Why the process in a pod is no longer there, or another one, or out of reach; None while it is there.
 
     `before`: the last view of it, `gone`: the pod is removed.
     """
@@ -90,6 +91,9 @@ def find_loss(before: PodView | None, now: PodView, gone: bool) -> str | None:
         return f"its pod failed ({now.reason})"
     if before is not None and now.restarts > before.restarts:
         return f"its container ended ({now.reason or 'started again'})"
+    # A process that lives on regardless joins again with its next heartbeat.
+    if before is not None and now.reason == NODE_NOT_READY != before.reason:
+        return NODE_NOT_READY
     return None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kubernetes.client import ApiClient, V1Pod
 
-from leeway.kube import PodView, find_loss, view_pod
+from leeway.kube import NODE_NOT_READY, PodView, find_loss, view_pod
 
 
 def pod(**status: Any) -> V1Pod:
@@ -119,6 +119,9 @@ def test_loss() -> None:
     assert find_loss(view(), view(), gone=False) is None
     assert find_loss(None, view(restarts=2), gone=False) is None, "the first look says nothing"
     assert find_loss(view(), view(ready=False), gone=False) is None, "a resync makes it not ready for a while"
+    away = view(ready=False, reason=NODE_NOT_READY)
+    assert find_loss(view(), away, gone=False) == NODE_NOT_READY
+    assert find_loss(away, away, gone=False) is None, "said once"
     assert find_loss(view(), view(), gone=True) == "its pod was deleted"
     assert "Evicted" in (find_loss(view(), view(phase="Failed", reason="Evicted"), gone=False) or "")
     assert "OOMKilled" in (find_loss(view(), view(restarts=1, reason="OOMKilled"), gone=False) or "")
