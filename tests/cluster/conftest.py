@@ -108,7 +108,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.write_line(f"measured: {name}: {value}")
 
 
-def testbed(*args: str) -> str:
+def run_testbed(*args: str) -> str:
     """A command of the test bed."""
     return command("bash", str(TESTBED), *args, timeout=1800)
 
@@ -131,16 +131,16 @@ def cluster(on_testbed: bool) -> Iterator[Json]:
         pytest.skip(f"KUBECONFIG is not set and there is no test bed at {TESTBED}")
     before = dict(os.environ)
     was_up = subprocess.run(["bash", str(TESTBED), "cluster", "status"], capture_output=True).returncode == 0
-    os.environ["KUBECONFIG"] = testbed("cluster", "up", "--nodes", "2").strip()
+    os.environ["KUBECONFIG"] = run_testbed("cluster", "up", "--nodes", "2").strip()
     tools = Path(os.environ.get("TESTBED_HOME", "/var/cache/leeway-testbed")) / "bin"
     os.environ["PATH"] = f"{tools}:{os.environ['PATH']}"
     if not (was_up and os.environ.get("LEEWAY_TEST_IMAGES") == "loaded"):
-        testbed("image", "base")
-        testbed("image", "load", *IMAGES, "redis:7-bookworm")
+        run_testbed("image", "base")
+        run_testbed("image", "load", *IMAGES, "redis:7-bookworm")
     local: Json = {part: {"image": {"tag": "dev"}} for part in ("sampler", "trainer", "controller")}
     yield merge({**local, "redis": {"image": {"tag": "7-bookworm"}}}, given)
     if not was_up:
-        testbed("cluster", "down")
+        run_testbed("cluster", "down")
     os.environ.clear()
     os.environ.update(before)
 

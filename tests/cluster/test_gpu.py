@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Json, Release, merge, testbed, until
+from .conftest import Json, Release, merge, run_testbed, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -31,7 +31,7 @@ def test_gpu_pods(release: Release, folder: Path, cluster: Json, on_testbed: boo
     binary = "helm3" if shutil.which("helm3") else "helm"
     gpu = Release(release.chart, release.namespace, name="gpu", values=release.values, binary=binary)
     gpu.values = merge(gpu.values, {"sampler": {"gpus": 1}, "trainer": {"gpus": 2}})
-    testbed("gpu", "0")
+    run_testbed("gpu", "0")
     gpu.helm("install", str(gpu.chart), "-f", str(gpu.write_values(folder)), timeout=120)
     try:
         until("both parts", lambda: len(phases(gpu)) == 2, 60)
@@ -41,11 +41,11 @@ def test_gpu_pods(release: Release, folder: Path, cluster: Json, on_testbed: boo
         for part in ("sampler", "trainer"):
             line = next(x for x in said.splitlines() if f"gpu-leeway-{part}" in x)
             assert "Unschedulable" in line and "Insufficient nvidia.com/gpu" in line
-        testbed("gpu", "2")
+        run_testbed("gpu", "2")
         until("room for both", lambda: "not scheduled" not in str(phases(gpu)), 120)
     finally:
         gpu.helm("uninstall")
-        testbed("gpu", "0")
+        run_testbed("gpu", "0")
 
 
 def status_of(release: Release) -> str:
