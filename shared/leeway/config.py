@@ -125,6 +125,9 @@ class BatchConfig(Section):
     """Prompts in a batch."""
     group_size: int = Field(default=4, ge=1)
     """Responses per prompt."""
+    order_seed: int | None = Field(default=None, ge=0, lt=2**31)
+    """Seed of the order of the prompts; null: the run's `seed`. With one of their own, runs that differ in
+    `seed` draw other responses to the same prompts."""
 
     @property
     def size(self) -> int:
@@ -463,6 +466,11 @@ class RunConfig(Section):
     telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig)
     checks: ChecksConfig = Field(default_factory=ChecksConfig)
     output: OutputConfig = Field(default_factory=OutputConfig)
+
+    @property
+    def order_seed(self) -> int:
+        """Seed of the order of the prompts."""
+        return self.seed if self.batch.order_seed is None else self.batch.order_seed
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunConfig:

@@ -24,7 +24,7 @@ from leeway.messages import (
 from leeway.streams import MANUAL_FIELD, TICKETS_GROUP, Consumer, Keys, Tail, append, now
 from leeway.weights import publish_weights
 from leeway_controller import reconcile
-from leeway_controller.plan import plan_batch
+from leeway_controller.plan import plan_batch, ticket_seed
 from leeway_controller.reconcile import Controller
 
 GOOD = {"lag/ess_tok": 0.99, "lag/ess_seq": 0.9, "lag/clip_fraction": 0.0}
@@ -37,12 +37,14 @@ def report_of(step: int) -> ReportHeader:
 class Play:
     """A run of the controller with the test as trainer and samplers."""
 
-    def __init__(self, client: redis.Redis, keys: Keys, **sync: object) -> None:
+    def __init__(
+        self, client: redis.Redis, keys: Keys, order_seed: int | None = None, **sync: object
+    ) -> None:
         self.client, self.keys = client, keys
         self.config: RunConfig = build_config(
             {
                 "task": {"kind": "digits"},
-                "batch": {"prompts": 2, "group_size": 2},
+                "batch": {"prompts": 2, "group_size": 2, "order_seed": order_seed},
                 "trainer": {"steps": 6},
                 "sampler": {"start_timeout_s": 0.2},
                 "sync": {"max_age": None, **sync},
@@ -135,6 +137,16 @@ def test_a_run_from_start_to_end(client: redis.Redis, keys: Keys) -> None:
     assert [v.action for v in play.verdicts()] == ["continue"]  # nothing follows
     play.report("finished", 6, 1)
     assert play.controller.state.finished
+
+
+def test_the_order_of_the_prompts_may_have_a_seed_of_its_own(client: redis.Redis, keys: Keys) -> None:
+    play = Play(client, keys, order_seed=8)
+    play.started()
+    assert [item for _, _, item in play.tickets()] == [
+        i for b in (0, 1) for i in sorted(plan_batch(10, 8, b, 2))
+    ]
+    first = decode(Ticket, Tail(client, keys.tickets).read(block_s=None)[0].fields).header
+    assert first.seed == ticket_seed(5, 0, 0, 0)  # what is drawn follows the run's own seed
 
 
 def test_synchronous_mode_issues_one_batch_at_a_time(client: redis.Redis, keys: Keys) -> None:

@@ -46,7 +46,7 @@ def check_prompts(config: RunConfig, encode: Callable[[int], list[int]], size: i
     for batch in range(config.trainer.steps):
         if len(items) == size:
             break
-        items.update(plan_batch(size, config.seed, batch, config.batch.prompts))
+        items.update(plan_batch(size, config.order_seed, batch, config.batch.prompts))
     for item in sorted(items):
         encode(item)
     return len(items)

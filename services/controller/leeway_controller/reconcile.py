@@ -358,7 +358,7 @@ class Controller:
 
     def _write_tickets(self, batch: int) -> None:
         config, state = self.config, self.state
-        items = plan_batch(self.size, config.seed, batch, config.batch.prompts)
+        items = plan_batch(self.size, config.order_seed, batch, config.batch.prompts)
         assert state.current is not None
         tickets = plan_tickets(
             items,

@@ -261,7 +261,7 @@ def expected_digest(config: RunConfig, model: Path) -> ExpectedDigest:
 
     @cache
     def digest(batch: int) -> str:
-        items = plan_batch(len(task), config.seed, batch, config.batch.prompts)
+        items = plan_batch(len(task), config.order_seed, batch, config.batch.prompts)
         prompts = [encode_prompt(tokenizer, task.item(item), config.task) for item in items]
         return prompts_digest(ids for ids in prompts for _ in range(config.batch.group_size))
 
