@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,12 +73,8 @@ def task_config(spec: ModelSpec, size: int = 4096) -> TaskConfig:
     return TaskConfig(kind="digits", params={"length": spec.length}, reward="verifier", size=size)
 
 
-def load_base(spec: ModelSpec) -> tuple[nn.Module, Any]:
-    """theta_0 in float32 and its tokenizer; made and warmed up on first use, then cached."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
+def base_directory(spec: ModelSpec) -> Path:
+    """Where theta_0 and its tokenizer are; made and warmed up on first use, then cached."""
     params = {
         "hidden": spec.hidden,
         "layers": spec.layers,
@@ -86,7 +83,16 @@ def load_base(spec: ModelSpec) -> tuple[nn.Module, Any]:
         "target_accuracy": spec.target_accuracy,
     }
     config = ModelConfig(name="tiny", max_length=MAX_LENGTH, params=params)
-    directory = prepare_model(config, task=task_config(spec), seed=0)
+    return prepare_model(config, task=task_config(spec), seed=0)
+
+
+def load_base(spec: ModelSpec) -> tuple[nn.Module, Any]:
+    """theta_0 in float32 and its tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    directory = base_directory(spec)
     model = AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32)
     return model.eval(), AutoTokenizer.from_pretrained(str(directory))
 
@@ -166,6 +172,8 @@ def rounded(weight: Tensor, kind: str) -> Tensor:
     """The weight [out, in] after round-to-nearest quantisation and back."""
     if kind == "exact":
         return weight
+    if kind == "bf16":
+        return weight.to(torch.bfloat16).to(weight.dtype)
     if kind == "int4":
         groups = weight.reshape(weight.shape[0], -1, INT4_GROUP)
         scale = groups.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 7

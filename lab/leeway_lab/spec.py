@@ -45,8 +45,9 @@ class _Spec(BaseModel):
 class Condition(_Spec):
     """How the sampler's numerics differ from the trainer's."""
 
-    weights: Literal["exact", "int8", "fp8", "int4"] = "exact"
-    """Round-to-nearest of the linear layers: int8 and fp8 (e4m3) by output channel, int4 by 32 inputs."""
+    weights: Literal["exact", "bf16", "int8", "fp8", "int4"] = "exact"
+    """Round-to-nearest of the linear layers: int8 and fp8 (e4m3) by output channel, int4 by 32 inputs. bf16
+    with the engine `pipeline`: the sampler computes in bfloat16."""
     noise: float = Field(default=0.0, ge=0)
     """Relative Gaussian noise W (1 + noise z) on them; z is drawn once per run."""
 
@@ -66,6 +67,8 @@ class ModelSpec(_Spec):
 class RunSpec(_Spec):
     """One training run of the lab: everything that its result depends on."""
 
+    engine: Literal["lab", "pipeline"] = "lab"
+    """In this process, or by `leeway run`: vLLM, DeepSpeed and Redis (pipeline.py)."""
     model: ModelSpec = ModelSpec()
     condition: Condition = Condition()
     fault: Literal["none", "top_p", "top_p_reported", "retokenised", "reward_filter", "first_finished"] = (
@@ -93,7 +96,8 @@ class RunSpec(_Spec):
 
     def key(self) -> str:
         """Name under which the result is kept; the same for the same run."""
-        data = json.dumps({"format": FORMAT, **self.model_dump(mode="json")}, sort_keys=True)
+        values = self.model_dump(mode="json", exclude={"engine"} if self.engine == "lab" else None)
+        data = json.dumps({"format": FORMAT, **values}, sort_keys=True)
         return hashlib.sha256(data.encode()).hexdigest()[:16]
 
 

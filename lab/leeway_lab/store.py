@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from leeway.errors import LeewayError
+from leeway_lab.pipeline import run_pipeline
 from leeway_lab.spec import RunSpec
 from leeway_lab.train import RunResult, train
 
@@ -38,9 +39,12 @@ def load(out: Path, spec: RunSpec) -> RunResult:
 
 
 def execute(out: Path, spec: RunSpec) -> str:
-    """Run `spec` and keep its result, whole or not at all. One thread: as many processes as cores."""
-    torch.set_num_threads(1)
-    result = train(spec)
+    """Run `spec` and keep its result, whole or not at all."""
+    if spec.engine == "pipeline":
+        result = run_pipeline(spec, out / "pipeline" / spec.key())
+    else:
+        torch.set_num_threads(1)  # as many processes as cores
+        result = train(spec)
     path = path_of(out, spec)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     torch.save(asdict(result), temporary)
@@ -52,7 +56,8 @@ def execute(out: Path, spec: RunSpec) -> str:
 def execute_all(
     out: Path, specs: Iterable[RunSpec], jobs: int, done: Callable[[int, int], None] = lambda n, of: None
 ) -> int:
-    """Run what is not there yet, `jobs` at a time; returns how many ran. `done(n, of)` after each.
+    """Run what is not there yet, `jobs` at a time, those of the pipeline alone after the others; returns how
+    many ran. `done(n, of)` after each.
 
     Raises RunsFailed at the end, with the first traceback, when one raised.
     """
@@ -60,14 +65,17 @@ def execute_all(
     todo = {spec.key(): spec for spec in specs}
     missing = [spec for spec in todo.values() if not path_of(out, spec).exists()]
     failures: list[str] = []
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(execute, out, spec): spec for spec in missing}
-        for number, future in enumerate(as_completed(futures), 1):
-            error = future.exception()
-            if error is not None:
-                text = "".join(traceback.format_exception(error))
-                failures.append(f"{futures[future].model_dump_json()}\n{text}")
-            done(number, len(missing))
+    finished = 0
+    for engine, processes in (("lab", jobs), ("pipeline", 1)):
+        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+            futures = {pool.submit(execute, out, s): s for s in missing if s.engine == engine}
+            for future in as_completed(futures):
+                error = future.exception()
+                if error is not None:
+                    text = "".join(traceback.format_exception(error))
+                    failures.append(f"{futures[future].model_dump_json()}\n{text}")
+                finished += 1
+                done(finished, len(missing))
     if failures:
         raise RunsFailed(f"{len(failures)} of {len(missing)} runs failed, first:\n{failures[0]}")
     return len(missing)
