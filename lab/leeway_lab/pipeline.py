@@ -83,6 +83,7 @@ def build_config(spec: RunSpec, model: Path) -> RunConfig:
                 "cpu_threads": 1,  # more do not make so small a model faster
             },
             "weights": {"dtype": "float32"},
+            "checks": {"probe_draws": 0, "self_prefix_responses": 0},  # measured by the lab itself
             # The policy before step m is the one after m steps; the one after the last is the run's model.
             "output": {"save_batches": [mark for mark in spec.marks if mark < spec.steps]},
         },
