@@ -51,6 +51,7 @@ def build_config(spec: RunSpec, model: Path) -> RunConfig:
     lab_only = {
         f"condition.weights={condition.weights}": condition.weights not in SAMPLER_DTYPES,
         f"condition.noise={condition.noise}": condition.noise > 0,
+        f"fault={spec.fault}": spec.fault != "none",
         f"optimizer={spec.optimizer}": spec.optimizer != "adamw",
         f"evaluate_every={spec.evaluate_every}": spec.evaluate_every > 0,
         "excess=true": spec.excess,
