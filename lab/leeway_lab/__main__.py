@@ -20,8 +20,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 DEFAULT_OUT = Path("runs/lab")
-SEQUENCES = 256
-"""Fresh responses for each KL; runs differ by more than that leaves open."""
 Out = Annotated[Path, typer.Option(help="Where runs and results are kept; what is there is not run again.")]
 
 
@@ -47,10 +45,9 @@ def run(
     from rich.console import Console
     from rich.progress import Progress
 
-    from leeway_lab.analyses import ANALYSES
+    from leeway_lab.judge import judge_all
     from leeway_lab.model import load_base
-    from leeway_lab.report import write_report, write_verdict
-    from leeway_lab.results import Results
+    from leeway_lab.report import write_report
     from leeway_lab.spec import QUICK_SEEDS, choose
     from leeway_lab.store import execute_all
 
@@ -63,14 +60,17 @@ def run(
     console = Console(stderr=True)
     with Progress(console=console) as progress:
         task = progress.add_task("runs", total=len(specs))
-        execute_all(out, specs, jobs, lambda n, of: progress.update(task, total=of, completed=n))
+
+        def done(n: int, of: int) -> None:
+            progress.update(task, total=of, completed=n)
+            if not console.is_terminal and (n % 10 == 0 or n == of):
+                console.print(f"{n} of {of} runs")
+
+        execute_all(out, specs, jobs, done)
         task = progress.add_task("verdicts", total=len(chosen))
-        for experiment in chosen:
-            results = Results(out, experiment, seeds, SEQUENCES)
-            verdict = ANALYSES[experiment.analysis](results)
-            write_verdict(out, experiment, verdict, seeds or experiment.seeds)
+        for name, verdict in judge_all(out, chosen, seeds, jobs):
             progress.advance(task)
-            console.print(f"{experiment.name}: [bold]{verdict.status}[/bold]; {verdict.text}", soft_wrap=True)
+            console.print(f"{name}: [bold]{verdict.status}[/bold]; {verdict.text}", soft_wrap=True)
     typer.echo(str(write_report(out)))
 
 

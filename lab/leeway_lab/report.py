@@ -39,7 +39,8 @@ def write_verdict(out: Path, experiment: Experiment, verdict: Verdict, seeds: in
 
 
 def write_report(out: Path) -> Path:
-    """Write out/report.html (self-contained) and a PNG per figure in out/figures; returns the page."""
+    """Write out/report.html (self-contained), a PNG per figure in out/figures, and the table of verdicts as
+    out/report.md; returns the page."""
     found = {path.stem: json.loads(path.read_text()) for path in (out / "verdicts").glob("*.json")}
     ordered = [found[name] for name in experiments() if name in found]
     parts, first = [], True
@@ -61,9 +62,15 @@ def write_report(out: Path) -> Path:
         f"<h1>The article's findings on a tiny model</h1><table><tr><th>finding</th><th>verdict</th>"
         f"<th>seeds</th></tr>{rows}</table>{''.join(parts)}</html>"
     )
+    (out / "report.md").write_text(_table(ordered))
     path = out / "report.html"
     path.write_text(page)
     return path
+
+
+def _table(ordered: list[dict[str, Any]]) -> str:
+    rows = [f"| {d['title']} | {d['status']} | {d['text']} | {d['seeds']} |" for d in ordered]
+    return "\n".join(["| finding | verdict | measured | seeds |", "|---|---|---|---|", *rows]) + "\n"
 
 
 def _section(data: dict[str, Any], figures: list[str]) -> str:

@@ -81,6 +81,8 @@ class RunSpec(_Spec):
     """When the sampler gets the current weights; without any rule it never does."""
     optimizer: Literal["sgd", "adamw"] = "adamw"
     learning_rate: float = Field(default=3e-5, gt=0)
+    warmup: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises linearly: the first steps of AdamW are its largest."""
     steps: int = Field(default=40, ge=1)
     prompts: int = Field(default=32, ge=1)
     group_size: int = Field(default=8, ge=1)

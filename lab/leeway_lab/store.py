@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from leeway.errors import LeewayError
+from leeway.process import die_with_parent
 from leeway_lab.pipeline import run_pipeline
 from leeway_lab.spec import RunSpec
 from leeway_lab.train import RunResult, train
@@ -38,12 +39,21 @@ def load(out: Path, spec: RunSpec) -> RunResult:
     )
 
 
+def worker_pool(jobs: int) -> ProcessPoolExecutor:
+    """Processes of one thread each, which end with this one."""
+    return ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_start_worker)
+
+
+def _start_worker() -> None:
+    die_with_parent()
+    torch.set_num_threads(1)
+
+
 def execute(out: Path, spec: RunSpec) -> str:
     """Run `spec` and keep its result, whole or not at all."""
     if spec.engine == "pipeline":
         result = run_pipeline(spec, out / "pipeline" / spec.key())
     else:
-        torch.set_num_threads(1)  # as many processes as cores
         result = train(spec)
     path = path_of(out, spec)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
@@ -67,7 +77,8 @@ def execute_all(
     failures: list[str] = []
     finished = 0
     for engine, processes in (("lab", jobs), ("pipeline", 1)):
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        pool = worker_pool(processes)
+        try:
             futures = {pool.submit(execute, out, s): s for s in missing if s.engine == engine}
             for future in as_completed(futures):
                 error = future.exception()
@@ -76,6 +87,8 @@ def execute_all(
                     failures.append(f"{futures[future].model_dump_json()}\n{text}")
                 finished += 1
                 done(finished, len(missing))
+        finally:
+            pool.shutdown(cancel_futures=True)  # on Ctrl-C, only what is running is waited for
     if failures:
         raise RunsFailed(f"{len(failures)} of {len(missing)} runs failed, first:\n{failures[0]}")
     return len(missing)

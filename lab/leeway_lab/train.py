@@ -137,7 +137,7 @@ class Trainer:
                 found[rows] = one[0]
         return found
 
-    def gradient_step(self, batch: TokenBatch) -> tuple[float, dict[str, float]]:
+    def gradient_step(self, batch: TokenBatch, step: int) -> tuple[float, dict[str, float]]:
         """One optimiser step; norm of the gradient, and the method's metrics."""
         correction = self.spec.correction
         method = correction.method
@@ -147,8 +147,9 @@ class Trainer:
         self.optimizer.zero_grad()
         loss.backward()
         norm = float(nn.utils.clip_grad_norm_(self.theta.parameters(), float("inf")))
+        rate = self.spec.learning_rate * min(1.0, (step + 1) / max(1, self.spec.warmup))
         for group in self.optimizer.param_groups:
-            group["lr"] = self.spec.learning_rate * lr_scale(method, batch, correction)
+            group["lr"] = rate * lr_scale(method, batch, correction)
         if np.isfinite(norm):
             self.optimizer.step()
         return norm, {name: float(value) for name, value in metrics.items()}
@@ -163,7 +164,7 @@ class Trainer:
             self.spec.correction,
         )  # fmt: skip
         excess = self.squared_norms(batch) if self.spec.excess else {}
-        norm, metrics = self.gradient_step(batch)
+        norm, metrics = self.gradient_step(batch, step)
         return {
             "step": float(step),
             "reward/mean": float(rewards.mean()),

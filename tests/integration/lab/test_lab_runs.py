@@ -79,7 +79,7 @@ def test_gradients_equal_the_trainers(tmp_path: Path, method: str) -> None:
     rewards[0] += 0.5  # some variance, whatever the model can do
     batch = lab.batch(drawn, rewards, age=1)
     lab.optimizer.step = lambda *args, **kwargs: None  # type: ignore[method-assign, assignment]
-    lab.gradient_step(batch)
+    lab.gradient_step(batch, step=1)
 
     for name, model in (("theta", lab.theta), ("theta_s", lab.theta_s)):
         model.save_pretrained(tmp_path / name)  # type: ignore[operator]
