@@ -35,8 +35,9 @@ from leeway_lab.train import RunResult
 
 HELD_OUT = 1024
 """Items at the end of the lab's data set that training leaves alone: KL is taken on their prompts."""
-BUDGET_S, STOP_S = 1800.0, 60.0
-"""For a whole run, and for its end after that."""
+START_S, BUDGET_S, STOP_S = 3600.0, 7200.0, 60.0
+"""For the engine's start, for a whole run, and for its end after that: enough on a machine that does other
+things too."""
 SAMPLER_DTYPES = {"exact": "float32", "bf16": "bfloat16"}
 NOT_KEPT = ("batches", "checkpoints", "model")
 
@@ -73,11 +74,13 @@ def build_config(spec: RunSpec, model: Path) -> RunConfig:
                 "dtype": SAMPLER_DTYPES[condition.weights],
                 "max_num_seqs": spec.prompts * spec.group_size,
                 "cpu_threads": 1,
+                "start_timeout_s": START_S,
             },
             "trainer": {
                 "steps": spec.steps,
                 "dtype": "float32",
                 "learning_rate": spec.learning_rate,
+                "warmup_steps": spec.warmup,
                 "max_grad_norm": 1e9,  # the lab does not clip
                 "micro_batch_tokens": 8192,
                 "checkpoint_every": 0,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from leeway.process import die_with_parent
 from leeway_lab.pipeline import run_pipeline
 from leeway_lab.spec import RunSpec
 from leeway_lab.train import RunResult, train
+
+Ended = tuple[RunSpec, BaseException | None]
+"""A run, and what it raised."""
 
 
 class RunsFailed(LeewayError):
@@ -74,21 +78,34 @@ def execute_all(
     (out / "runs").mkdir(parents=True, exist_ok=True)
     todo = {spec.key(): spec for spec in specs}
     missing = [spec for spec in todo.values() if not path_of(out, spec).exists()]
+    by_engine = {e: [spec for spec in missing if spec.engine == e] for e in ("lab", "pipeline")}
+    ended = chain(_in_pool(out, by_engine["lab"], jobs), _one_by_one(out, by_engine["pipeline"]))
     failures: list[str] = []
-    finished = 0
-    for engine, processes in (("lab", jobs), ("pipeline", 1)):
-        pool = worker_pool(processes)
-        try:
-            futures = {pool.submit(execute, out, s): s for s in missing if s.engine == engine}
-            for future in as_completed(futures):
-                error = future.exception()
-                if error is not None:
-                    text = "".join(traceback.format_exception(error))
-                    failures.append(f"{futures[future].model_dump_json()}\n{text}")
-                finished += 1
-                done(finished, len(missing))
-        finally:
-            pool.shutdown(cancel_futures=True)  # on Ctrl-C, only what is running is waited for
+    for number, (spec, error) in enumerate(ended, 1):
+        if error is not None:
+            text = "".join(traceback.format_exception(error))
+            failures.append(f"{spec.model_dump_json()}\n{text}")
+        done(number, len(missing))
     if failures:
         raise RunsFailed(f"{len(failures)} of {len(missing)} runs failed, first:\n{failures[0]}")
     return len(missing)
+
+
+def _in_pool(out: Path, specs: list[RunSpec], jobs: int) -> Iterator[Ended]:
+    pool = worker_pool(jobs)
+    try:
+        futures = {pool.submit(execute, out, spec): spec for spec in specs}
+        for future in as_completed(futures):
+            yield futures[future], future.exception()
+    finally:
+        pool.shutdown(cancel_futures=True)  # on Ctrl-C, only what is running is waited for
+
+
+def _one_by_one(out: Path, specs: list[RunSpec]) -> Iterator[Ended]:
+    for spec in specs:
+        try:
+            execute(out, spec)
+        except Exception as error:  # noqa: BLE001 (told at the end, as those of the pool are)
+            yield spec, error
+        else:
+            yield spec, None
