@@ -36,8 +36,8 @@ from leeway_lab.train import RunResult
 HELD_OUT = 1024
 """Items at the end of the lab's data set that training leaves alone: KL is taken on their prompts."""
 START_S, BUDGET_S, STOP_S = 3600.0, 7200.0, 60.0
-"""For the engine's start, for a whole run, and for its end after that: enough on a machine that does other
-things too."""
+"""For an engine's start and whatever else is waited for, for a whole run, and for its end after that: enough on a
+machine that does other things too."""
 SAMPLER_DTYPES = {"exact": "float32", "bf16": "bfloat16"}
 NOT_KEPT = ("batches", "checkpoints", "model")
 
@@ -69,7 +69,7 @@ def build_config(spec: RunSpec, model: Path) -> RunConfig:
             "sampling": {"max_new_tokens": spec.model.length + 2},
             "batch": {"prompts": spec.prompts, "group_size": spec.group_size, "order_seed": 0},
             "correction": spec.correction.model_dump(),
-            "sync": _without_lead(spec.sync).model_dump(),
+            "sync": _sync(spec.sync),
             "sampler": {
                 "dtype": SAMPLER_DTYPES[condition.weights],
                 "max_num_seqs": spec.prompts * spec.group_size,
@@ -95,9 +95,12 @@ def build_config(spec: RunSpec, model: Path) -> RunConfig:
     )
 
 
-def _without_lead(sync: SyncConfig) -> SyncConfig:
-    """On-policy is synchronous: what is drawn ahead of a resync that is sure to come would only be voided."""
-    return sync.model_copy(update={"max_lead": 0}) if sync.max_age == 1 else sync
+def _sync(sync: SyncConfig) -> dict[str, Any]:
+    found = {**sync.model_dump(), "stall_timeout_s": START_S, "commit_timeout_s": START_S}
+    if sync.max_age == 1:
+        # On-policy is synchronous: what is drawn ahead of a resync that is sure to come would be voided.
+        found["max_lead"] = 0
+    return found
 
 
 def run_pipeline(spec: RunSpec, directory: Path) -> RunResult:
