@@ -36,8 +36,8 @@ from leeway_lab.train import RunResult
 HELD_OUT = 1024
 """Items at the end of the lab's data set that training leaves alone: KL is taken on their prompts."""
 START_S, BUDGET_S, STOP_S = 3600.0, 7200.0, 60.0
-"""For an engine's start and whatever else is waited for, for a whole run, and for its end after that: enough on a
-machine that does other things too."""
+"""For an engine's start and whatever else is waited for, for a whole run, and for its end after that: enough
+on a machine that does other things too."""
 SAMPLER_DTYPES = {"exact": "float32", "bf16": "bfloat16"}
 NOT_KEPT = ("batches", "checkpoints", "model")
 
