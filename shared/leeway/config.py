@@ -233,8 +233,9 @@ class SyncConfig(Section):
     ess_threshold: float | None = Field(default=0.5, gt=0, le=1)
     """Resync when the effective sample size of the lag ratio (share of n) falls below; null: never."""
     ess_level: Literal["token", "sequence"] = "token"
-    clip_fraction: float | None = Field(default=None, gt=0, lt=1)
-    """Resync when more than this share of tokens is clipped; null: never."""
+    clip_fraction: float | None = Field(default=0.03, gt=0, lt=1)
+    """Resync when the clip of the lag ratio stops more than this share of tokens: the run stands still where
+    ESS sees nothing (docs/reproduction.md); null: never."""
     max_age: int | None = Field(default=16, ge=1)
     """Resync when the sampler's weights are this many optimiser steps behind; 1: every step."""
     every_n: int | None = Field(default=None, ge=1)

@@ -31,7 +31,7 @@ RUN: Json = {
     "task": {"kind": "digits", "params": {"length": 6}, "reward": "exact", "size": 4096},
     "sampling": {"max_new_tokens": 10, "head_tokens": 16},
     "batch": {"prompts": 16, "group_size": 4},
-    "sync": {"max_age": 3, "ticket_idle_s": 30.0},
+    "sync": {"clip_fraction": None, "max_age": 3, "ticket_idle_s": 30.0},
     "sampler": {"max_num_seqs": 64, "cpu_threads": 1, "drain_s": 20.0},
     "trainer": {"steps": 8, "learning_rate": 2e-4, "checkpoint_every": 4, "cpu_threads": 1},
     "telemetry": {"log_level": "INFO"},

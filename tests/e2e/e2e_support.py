@@ -27,7 +27,7 @@ SMALL = {
     "task": {"kind": "digits", "size": 64, "reward": "verifier"},
     "sampling": {"max_new_tokens": 8, "head_tokens": 16},
     "batch": {"prompts": 4, "group_size": 4},
-    "sync": {"max_age": 2, "ticket_idle_s": 3.0},
+    "sync": {"clip_fraction": None, "max_age": 2, "ticket_idle_s": 3.0},
     "trainer": {"steps": 4, "learning_rate": 1e-4, "checkpoint_every": 2},
 }
 """A run that takes seconds once the engines are up."""

@@ -29,7 +29,8 @@ def test_each_rule() -> None:
     assert reason(ess_sequence=0.49) is None
     assert reason(SyncConfig(ess_level="sequence"), ess_sequence=0.49) == "ess"
     assert reason(SyncConfig(ess_threshold=None), ess_token=0.01) is None
-    assert reason(SyncConfig(clip_fraction=0.03), clip_fraction=0.031) == "clip_fraction"
+    assert reason(clip_fraction=0.031) == "clip_fraction"
+    assert reason(SyncConfig(clip_fraction=None), clip_fraction=0.9) is None
     assert reason(SyncConfig(max_age=4), age=4) == "age"
     assert reason(SyncConfig(max_age=4), age=3) is None
     assert reason(SyncConfig(every_n=4), step=3) == "every_n"
