@@ -135,8 +135,20 @@ def holds(results: Results) -> Verdict:
         status="reproduced" if passed[main] else "not reproduced",
         text=f"judged: {main}. " + "; ".join(lines) + tail,
         numbers={arm: {"ratios": rounded(ratios[arm]), "syncs": syncs[arm]} for arm in arms},
-        figures=[ratio_figure(ratios, results.experiment.title)],
+        figures=[ratio_figure(ratios, results.experiment.title), _frontier(ratios, syncs)],
     )
+
+
+def _frontier(ratios: dict[str, dict[int, Ratio]], syncs: dict[str, float]) -> Figure:
+    """Worst KL / floor of each arm against the syncs that it used."""
+    points = []
+    for arm, found in ratios.items():
+        worst = max(found.values(), key=lambda r: r.value)
+        points.append(Series(arm, [syncs[arm]], [worst.value], [worst.low], [worst.high]))
+    return Figure(
+        "Worst KL / floor against syncs used", "syncs of a run", "KL to on-policy / noise floor", points,
+        lines={"two floors": 2.0},
+    )  # fmt: skip
 
 
 def order(results: Results) -> Verdict:
