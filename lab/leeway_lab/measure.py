@@ -37,7 +37,7 @@ class Divergence:
     def kl(self, p: Weights, others: Sequence[Weights]) -> list[Array]:
         """For each q of `others` [sequences]: KL(p || q) of each response drawn from p, nats per sequence."""
         _load(self.p, p)
-        # Prompts that training never used: the end of the data set.
+        # One fixed set of prompts. 40 steps of 32 prompts see about a third of them once.
         prompts = self.task.prompts[-self.sequences :]
         drawn = draw(self.p, prompts, self.task.max_new, self.task.eos, torch.Generator().manual_seed(7))
         found = []

@@ -181,7 +181,7 @@ class Trainer:
         }
 
     def evaluate(self) -> dict[str, float]:
-        """Mean reward and length of the policy's own responses to prompts that training does not use."""
+        """Mean reward and length of the policy's own responses to a fixed set of prompts."""
         items = list(range(self.task.size - 8 * self.spec.prompts, self.task.size))
         generator = torch.Generator().manual_seed(11)
         drawn = draw(self.theta, self.task.prompts[items], self.task.max_new, self.task.eos, generator)
