@@ -251,7 +251,8 @@ class SyncConfig(Section):
     ticket_idle_s: float = Field(default=10.0, gt=0)
     """A ticket without a heartbeat for this long is claimed by another sampler."""
     stall_timeout_s: float = Field(default=300.0, gt=0)
-    """No progress for this long ends the run with a diagnosis."""
+    """No progress for this long ends the run with a diagnosis; a service that starts again meanwhile gets
+    `sampler.start_timeout_s` more."""
 
     @model_validator(mode="after")
     def _heartbeat(self) -> SyncConfig:

@@ -1,4 +1,4 @@
-"""Who holds what: the facts that an end by stalling must name."""
+"""Is a run stalled, and who holds what: when to end it, and the facts that its end must name."""
 
 from __future__ import annotations
 
@@ -7,8 +7,36 @@ from typing import Any
 
 import redis
 
-from leeway.messages import MessageError, Ticket, decode, decode_status
-from leeway.streams import TICKETS_GROUP, Keys, now
+from leeway.messages import Event, EventHeader, MessageError, Ticket, decode, decode_status
+from leeway.streams import TICKETS_GROUP, Keys, append, now
+
+STARTING = "starting"
+"""Name of the event by which a service says that it begins to load its engine."""
+
+
+def tell_start(client: redis.Redis, keys: Keys, service: str, budget_s: float) -> None:
+    """Say that `service` begins to load its engine, which the others must wait for."""
+    event = Event(EventHeader(source=service, name=STARTING, text=f"{service} is starting"))
+    append(client, keys.events, event, maxlen=10_000, budget_s=budget_s)
+
+
+def is_stalled(client: redis.Redis, keys: Keys, silent_s: float, limit_s: float, start_s: float) -> bool:
+    """Whether `silent_s` seconds without progress are too many.
+
+    More than `limit_s` are, unless a service was started meanwhile (again, after it had died): that may take
+    `start_s` longer.
+    """
+    if silent_s < limit_s:
+        return False
+    return silent_s >= limit_s + start_s or not _anyone_started(client, keys, silent_s)
+
+
+def _anyone_started(client: redis.Redis, keys: Keys, within_s: float) -> bool:
+    try:
+        entries: Any = client.xrange(keys.events, min=int(1000 * (now() - within_s)))
+        return any(decode(Event, fields).header.name == STARTING for _, fields in entries)
+    except (redis.RedisError, MessageError):
+        return False
 
 
 def describe_tickets(client: redis.Redis, keys: Keys, limit: int = 6) -> str:

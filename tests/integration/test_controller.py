@@ -10,6 +10,7 @@ import torch
 
 from leeway.config import RunConfig
 from leeway.config_load import build_config
+from leeway.diagnose import tell_start
 from leeway.errors import StalledError
 from leeway.messages import (
     Event,
@@ -322,7 +323,7 @@ def test_garbage_is_refused_and_named(client: redis.Redis, keys: Keys) -> None:
 
 
 def test_no_progress_ends_with_a_diagnosis(client: redis.Redis, keys: Keys) -> None:
-    play = Play(client, keys, stall_timeout_s=0.1)
+    play = Play(client, keys, stall_timeout_s=2.0)
     with pytest.raises(StalledError, match=r"waiting for the trainer's start; samplers: none"):
         play.controller.run()
     play.controller.progress_at = now() + 1e6
@@ -342,6 +343,24 @@ def test_no_progress_ends_with_a_diagnosis(client: redis.Redis, keys: Keys) -> N
     with pytest.raises(StalledError) as caught:
         play.controller.tick()
     assert "samplers: none; lost: a (last heartbeat 30 s ago); tickets: 1 with" in str(caught.value)
+
+
+def test_a_service_that_starts_again_is_waited_for(client: redis.Redis, keys: Keys) -> None:
+    play = Play(client, keys, stall_timeout_s=10.0)
+    sampler = play.config.sampler.model_copy(update={"start_timeout_s": 600.0})
+    play.controller.config = play.config.model_copy(update={"sampler": sampler})
+    play.started()
+    play.report("step", 0, 1)
+    tell_start(client, keys, "trainer", budget_s=1.0)
+    play.controller.progress_at -= 100
+    play.controller.tick()
+    play.controller.progress_at -= 600
+    with pytest.raises(StalledError):
+        play.controller.tick()
+    client.delete(keys.events)
+    play.controller.progress_at += 600
+    with pytest.raises(StalledError):
+        play.controller.tick()
 
 
 def test_responses_are_progress_too(client: redis.Redis, keys: Keys) -> None:

@@ -22,7 +22,7 @@ from typing import Any, cast
 import redis
 
 from leeway.config import RunConfig
-from leeway.diagnose import describe_tickets
+from leeway.diagnose import describe_tickets, is_stalled
 from leeway.errors import LeewayError, StalledError
 from leeway.messages import (
     Event,
@@ -395,9 +395,10 @@ class Controller:
 
     def _check_progress(self) -> None:
         stalled, limit = time.monotonic() - self.progress_at, self.config.sync.stall_timeout_s
+        start_s = self.config.sampler.start_timeout_s
         if not self.stepped:
-            limit = max(limit, self.config.sampler.start_timeout_s)
-        if self.state.finished or stalled < limit:
+            limit = max(limit, start_s)
+        if self.state.finished or not is_stalled(self.client, self.keys, stalled, limit, start_s):
             return
         state = self.state
         names = ", ".join(

@@ -35,7 +35,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     exit_on_sigterm()
     from leeway.config_load import load_config
-    from leeway.streams import client_name, connect
+    from leeway.diagnose import tell_start
+    from leeway.streams import Keys, client_name, connect
 
     try:
         config = load_config(args.config, environ={})
@@ -48,6 +49,7 @@ def main(argv: list[str] | None = None) -> int:
             wait_s=config.redis.reconnect_s,
             name=client_name(args.run, args.id),
         )
+        tell_start(client, Keys(args.run), args.id, config.redis.reconnect_s)
         from leeway_sampler.engine import engine_environment
 
         os.environ.update(engine_environment(config))

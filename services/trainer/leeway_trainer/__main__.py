@@ -49,6 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         limit_threads(config.trainer.cpu_threads)
         if args.port and os.environ.get("LOCAL_RANK", "0") == "0":
             stack.enter_context(serve_health(health, args.port))
+        from leeway.diagnose import tell_start
         from leeway.streams import Keys, client_name, connect
 
         keys = Keys(args.run)
@@ -60,6 +61,7 @@ def main(argv: list[str] | None = None) -> int:
                 wait_s=redis_config.reconnect_s,
                 name=client_name(args.run, "trainer"),
             )
+            tell_start(client, keys, "trainer", redis_config.reconnect_s)
         from leeway.checks.board import post_refused
         from leeway.messages import MessageError
         from leeway_trainer.feed import report_failure

@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 import redis
 
 from leeway.config import RunConfig
-from leeway.diagnose import describe_tickets
+from leeway.diagnose import describe_tickets, is_stalled
 from leeway.errors import LeewayError, StalledError
 from leeway.messages import (
     Event,
@@ -89,11 +89,12 @@ class Feed:
         """Wait until the current batch is complete (True) or `wake` says to look elsewhere (False).
 
         Raises StalledError, naming the empty slots, when no rollout arrives for sync.stall_timeout_s (for the
-        first batch: for as long as samplers may take to start); StreamsLostError and SupersededError.
+        first batch, and when a sampler starts again: for as long as samplers may take to start);
+        StreamsLostError and SupersededError.
         """
-        limit = self.config.sync.stall_timeout_s
+        limit, start_s = self.config.sync.stall_timeout_s, self.config.sampler.start_timeout_s
         if first:
-            limit = max(limit, self.config.sampler.start_timeout_s)
+            limit = max(limit, start_s)
         progress = noted = time.monotonic()
         while not self.assembler.complete():
             if wake():
@@ -102,9 +103,9 @@ class Feed:
             if self._read():
                 progress = time.monotonic()
             now = time.monotonic()
-            if now - progress > limit:
+            if is_stalled(self.client, self.keys, now - progress, limit, start_s):
                 raise StalledError(
-                    f"no rollout arrived for {limit:g} s (version {self.assembler.version}, "
+                    f"no rollout arrived for {now - progress:.0f} s (version {self.assembler.version}, "
                     f"epoch {self.epoch}); awaited: {describe_slots(self.assembler.awaited())}; "
                     f"{describe_tickets(self.client, self.keys)}"
                 )

@@ -23,7 +23,7 @@ import redis
 
 from leeway.config import RunConfig
 from leeway.config_load import dump_config
-from leeway.diagnose import describe_tickets
+from leeway.diagnose import describe_tickets, is_stalled
 from leeway.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -347,11 +347,11 @@ class LocalRun:
 
     def _check_progress(self) -> None:
         """Controller and trainer watch the run and each other; this is for the case that both hang."""
-        limit = self.config.sync.stall_timeout_s
+        limit, start_s = self.config.sync.stall_timeout_s, self.config.sampler.start_timeout_s
         if not self.recorder.rows:
-            limit = max(limit, self.config.sampler.start_timeout_s)
+            limit = max(limit, start_s)
         silent = time.monotonic() - self.progress_at
-        if silent > 2 * limit:
+        if is_stalled(self.client, self.keys, silent, 2 * limit, start_s):
             states = (f"{s.name} {psutil.Process(s.pid).status()}" for s in self.services if s.running)
             raise StalledError(
                 f"no report for {silent:.0f} s, and neither controller nor trainer said why; "

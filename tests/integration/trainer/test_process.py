@@ -14,6 +14,7 @@ from other_side import OtherSide
 from trainer_support import run_config
 
 from leeway.config_load import dump_config
+from leeway.diagnose import STARTING
 from leeway.messages import Event, decode
 
 ROOT = Path(__file__).parents[3]
@@ -88,6 +89,8 @@ def test_missing_model_is_a_usage_error(process, client, keys, tmp_path):
     assert "cannot load a causal language model from" in log
     assert "Traceback" not in log
     assert len(failures(client, keys)) == 1
+    ((_, first), *_) = client.xrange(keys.events)
+    assert decode(Event, first).header.name == STARTING, "what comes now may take long"
 
 
 def test_resume_from_nothing_is_a_usage_error(process, tiny_dir, tmp_path):
