@@ -59,7 +59,7 @@ test-slow: setup ## the tests that take longer
 	@$(BIN)/pytest -m "slow and not gpu and not cluster" $(PYTEST_ARGS)
 
 test-cluster: setup ## the tests that need a Kubernetes cluster
-	@$(BIN)/pytest -m cluster $(PYTEST_ARGS)
+	@$(BIN)/pytest -m cluster tests/cluster $(PYTEST_ARGS)
 
 bench: setup ## run the benchmarks
 	@if ! compgen -G "benchmarks/bench_*.py" >/dev/null; then \

@@ -114,8 +114,9 @@ def test_several_trainer_pods_meet_over_their_headless_service() -> None:
     docs = render(trainer__replicas=3, trainer__gpus=8, trainer__persistence__accessModes=["ReadWriteMany"])
     trainer = workloads(docs)["trainer"]
     command = container(trainer)["command"][2]
-    assert "--nnodes=3 --node-rank=${POD_NAME##*-}" in command
-    assert "--master-addr=demo-leeway-trainer-0.demo-leeway-trainer --master-port=29400" in command
+    assert "--nnodes=3 --rdzv-backend=c10d" in command
+    assert "--rdzv-endpoint=demo-leeway-trainer-0.demo-leeway-trainer:29400" in command
+    assert "--local-addr=$POD_NAME.demo-leeway-trainer " in command
     assert trainer["spec"]["podManagementPolicy"] == "Parallel"
     service = pick(docs, "Service", "-trainer")["spec"]
     assert service["clusterIP"] == "None" and service["publishNotReadyAddresses"] is True

@@ -22,6 +22,7 @@ class Received:
     name: str
     service: str
     instance: str
+    run: str
     trace: str
     id: str
     parent: str
@@ -63,6 +64,7 @@ def _received(span: Any, about: dict[str, Any]) -> Received:
         name=span.name,
         service=about.get("service.name", ""),
         instance=about.get("service.instance.id", ""),
+        run=about.get("leeway.run", ""),
         trace=span.trace_id.hex(),
         id=span.span_id.hex(),
         parent=span.parent_span_id.hex(),

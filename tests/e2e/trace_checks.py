@@ -7,6 +7,36 @@ from collections import defaultdict
 from otlp_receiver import Received, Receiver
 
 OF_A_STEP = ("assemble", "score", "forward_backward", "optimizer", "report")
+MESSAGE = {"messaging.system", "messaging.destination.name", "messaging.operation.type"}
+ATTRIBUTES = {
+    "plan batch": {"leeway.batch", "leeway.version"},
+    "ticket": {*MESSAGE, "messaging.message.id", "leeway.batch", "leeway.version"},
+    "generate": {
+        "gen_ai.operation.name",
+        "gen_ai.provider.name",
+        "gen_ai.request.model",
+        "gen_ai.request.max_tokens",
+        "gen_ai.usage.input_tokens",
+        "leeway.ticket",
+        "leeway.version",
+    },
+    "reward": {"leeway.item"},
+    "publish": {*MESSAGE, "messaging.message.id"},
+    "step": {
+        "leeway.step",
+        "leeway.epoch",
+        "leeway.version",
+        "leeway.method",
+        "leeway.ess_tok",
+        "leeway.ess_seq",
+    },
+    "report": MESSAGE,
+    "verdict": {*MESSAGE, "leeway.step"},
+    "checkpoint": {"leeway.step"},
+    "publish weights": {*MESSAGE, "leeway.version", "leeway.codec", "leeway.wire_bytes"},
+    "apply weights": {"leeway.version", "leeway.epoch"},
+}
+"""What each kind of span has at least."""
 
 
 def assert_whole(receiver: Receiver, steps: int, responses: int, killed: str | None = None) -> None:
@@ -22,6 +52,11 @@ def assert_whole(receiver: Receiver, steps: int, responses: int, killed: str | N
     for span in spans:
         assert not span.parent or by_id[span.parent].trace == span.trace, span
         assert span.start <= span.end
+    assert {span.name for span in spans} >= set(ATTRIBUTES)
+    for span in spans:
+        assert set(span.attributes) >= ATTRIBUTES.get(span.name, set()), span
+    runs = {span.run for span in spans if span.name in ATTRIBUTES}
+    assert len(runs) == 1 and all(runs), runs
     below: dict[str, list[Received]] = defaultdict(list)
     for span in spans:
         below[span.parent].append(span)
