@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -36,8 +36,9 @@ def serve_health(health: Health, port: int, host: str = "0.0.0.0") -> Iterator[i
             good = body is not None and bool(body.get("ready", body.get("healthy")))
             self.send_response(404 if body is None else 200 if good else 503)
             self.send_header("Content-Type", "application/json")
-            self.end_headers()
-            self.wfile.write(json.dumps(body).encode())
+            with suppress(ConnectionError):  # a probe that did not wait
+                self.end_headers()
+                self.wfile.write(json.dumps(body).encode())
 
         def log_message(self, format: str, *args: object) -> None:
             return  # probes come every few seconds

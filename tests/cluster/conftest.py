@@ -51,7 +51,7 @@ def until(what: str, check: Callable[[], Any], budget_s: float) -> Any:
     deadline = time.monotonic() + budget_s
     while not (found := check()):
         assert time.monotonic() < deadline, f"not within {budget_s:g} s: {what}"
-        time.sleep(1.0)
+        time.sleep(2.0)
     return found
 
 
@@ -88,14 +88,24 @@ class Release:
         text = self.leeway("status", "--json", check=False)
         return json.loads(text) if text.startswith("{") else {"run": {}, "pods": []}
 
-    def step(self) -> int:
-        return self.status()["run"].get("step", 0)
+    def state(self) -> Json:
+        """The controller's state in Redis, without a Python process for each look; {} while there is none."""
+        text = self.redis("hget", self.key("state"), "controller", check=False)
+        return json.loads(text) if text.startswith("{") else {}
 
-    def redis(self, *args: str) -> str:
+    def step(self) -> int:
+        return self.state().get("next_step", 0)
+
+    def ready(self, component: str) -> int:
+        """Number of its pods that are ready."""
+        found = [c for pod in self.pods(component) for c in pod["status"].get("conditions", ())]
+        return sum(c["type"] == "Ready" and c["status"] == "True" for c in found)
+
+    def redis(self, *args: str, **options: Any) -> str:
         line = " ".join(f"'{arg}'" for arg in args)
         pod = f"{self.name}-leeway-redis-0"
         shell = f'REDISCLI_AUTH="$REDIS_PASSWORD" redis-cli {line}'
-        return self.kubectl("exec", pod, "--", "sh", "-c", shell).strip()
+        return self.kubectl("exec", pod, "--", "sh", "-c", shell, **options).strip()
 
     def key(self, name: str) -> str:
         return f"leeway:{{{self.namespace}.{self.name}}}:{name}"
@@ -166,11 +176,12 @@ def merge(base: Json, change: Json) -> Json:
 def release(cluster: Json, chart: Path, on_testbed: bool) -> Iterator[Release]:
     """A namespace and values; what is installed in it is removed at the end."""
     budget = {"podDisruptionBudget": {"enabled": not on_testbed}}  # policy/v1 is newer than the test bed
+    cpu = {"resources": {"requests": {"cpu": "500m"}}}  # or they get what the other pods leave
     values: Json = {
         "run": RUN,
-        "sampler": {"replicas": 1, "gpus": 0, "shmSize": "256Mi", **budget},
-        "trainer": {"gpus": 0, "shmSize": "256Mi", "persistence": {"size": "1Gi"}, **budget},
-        "controller": {"replicas": 2, "resources": {}, **budget},
+        "sampler": {"replicas": 1, "gpus": 0, "shmSize": "256Mi", **cpu, **budget},
+        "trainer": {"gpus": 0, "shmSize": "256Mi", "persistence": {"size": "1Gi"}, **cpu, **budget},
+        "controller": {"replicas": 2, **budget},
         "redis": {"maxmemoryMiB": 256, "persistence": {"size": "1Gi"}},
         "modelCache": {"enabled": True, "size": "1Gi"},
     }

@@ -28,7 +28,7 @@ def test_two_trainer_pods(release: Release, folder: Path) -> None:
         until("four steps of two ranks", lambda: pair.step() >= 4, 1200)
         assert len(pair.pods("trainer")) == 2
         pair.kubectl("delete", "pod", "pair-leeway-trainer-1")
-        until("a run epoch after the loss", lambda: pair.status()["run"].get("epoch", 0) >= 2, 600)
+        until("a run epoch after the loss", lambda: pair.state().get("epoch", 0) >= 2, 600)
         until("steps after the loss", lambda: pair.step() >= 7, 600)
     finally:
         pair.helm("uninstall", "--wait")

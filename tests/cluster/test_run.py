@@ -29,6 +29,12 @@ def reports(release: Release) -> list[Json]:
     return headers
 
 
+def samplers(release: Release) -> list[Json]:
+    """What each sampler says of itself."""
+    raw = release.redis("--json", "hvals", release.key("samplers"))
+    return [json.loads(value) for value in json.loads(raw)]
+
+
 def assert_each_batch_once_and_in_order(release: Release) -> None:
     """No batch was lost: within a run epoch steps follow each other, and an epoch goes on from a checkpoint
     of the one before.
@@ -40,10 +46,6 @@ def assert_each_batch_once_and_in_order(release: Release) -> None:
         assert steps == list(range(steps[0], steps[0] + len(steps))), f"run epoch {epoch}"
         assert done - every <= steps[0] <= done, f"run epoch {epoch} after {done}"
         done = steps[-1] + 1
-
-
-def ready_samplers(release: Release) -> int:
-    return sum(pod["ready"] for pod in release.status()["pods"] if pod["component"] == "sampler")
 
 
 def goes_on(release: Release, budget_s: float = 600) -> None:
@@ -64,7 +66,7 @@ def test_install_and_wait(release: Release, folder: Path, record_property: Recor
 
 
 def test_it_trains_to_its_end_with_a_resync(release: Release) -> None:
-    until("the end of the run", lambda: release.status()["run"].get("finished"), 900)
+    until("the end of the run", lambda: release.state().get("finished"), 900)
     run = release.status()["run"]
     assert run["step"] == RUN["trainer"]["steps"] and run["current"] >= 2, "two resyncs at max_age 3"
     out = release.kubectl(
@@ -97,9 +99,9 @@ def test_scale_1_3_1_loses_no_ticket(release: Release, record_property: Record) 
     began = time.monotonic()
     assert "3 replicas" in release.leeway("scale", "samplers", "3")
     for count in (2, 3):
-        until(f"{count} ready samplers", lambda count=count: ready_samplers(release) >= count, 900)
+        until(f"{count} ready samplers", lambda count=count: release.ready("sampler") >= count, 900)
         record_property(f"scale from 1 to 3, until {count} are ready, s", round(time.monotonic() - began))
-    until("tickets for each", lambda: all(s["tickets"] for s in release.status()["run"]["samplers"]), 600)
+    until("tickets for each", lambda: all(s["tickets"] for s in samplers(release)), 600)
     goes_on(release)
     release.kubectl("scale", "deployment", f"{release.name}-leeway-sampler", "--replicas=1")
     until("one sampler", lambda: len(release.pods("sampler")) == 1, 300)
@@ -136,7 +138,7 @@ def test_a_drained_node_under_its_budget(release: Release, on_testbed: bool) -> 
         make_older_budgets(release)
         command("kubectl", "cordon", *other_nodes(node))  # so that both samplers are on one node
     release.leeway("scale", "samplers", "2")
-    until("two ready samplers", lambda: ready_samplers(release) == 2, 900)
+    until("two ready samplers", lambda: release.ready("sampler") == 2, 900)
     if on_testbed:
         command("kubectl", "uncordon", *other_nodes(node))
     try:
@@ -153,7 +155,7 @@ def test_a_drained_node_under_its_budget(release: Release, on_testbed: bool) -> 
 def test_rollback(release: Release) -> None:
     release.helm("rollback", "1", *WAIT, timeout=1300)
     # The first revision's run has been finished for long: its trainer publishes and waits.
-    until("the end again", lambda: release.status()["run"].get("finished"), 600)
+    until("the end again", lambda: release.state().get("finished"), 600)
 
 
 def test_uninstall_leaves_what_the_keep_policy_says(release: Release) -> None:
