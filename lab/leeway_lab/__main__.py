@@ -35,7 +35,7 @@ def list_experiments() -> None:
 
 @app.command()
 def run(
-    names: Annotated[list[str] | None, typer.Argument(help="Experiments; default: all.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Default: the quick ones; --full: all.")] = None,
     quick: Annotated[bool, typer.Option("--quick/--full", help="Some with 3 seeds, or all.")] = True,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
     seeds: Annotated[int | None, typer.Option(min=2, help="Instead of each experiment's own.")] = None,
