@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import redis
-from redis.backoff import ExponentialBackoff
+from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import (
     AuthenticationError,
     NoPermissionError,
@@ -248,6 +248,15 @@ def _block_ms(client: redis.Redis, block_s: float) -> int:
     return max(1, int(1000 * min(block_s, limit / 2)))
 
 
+def _without_silent_retries(client: redis.Redis) -> redis.Redis:
+    """A client of the same server, with connections of its own, that tells of every lost connection."""
+    pool = client.connection_pool
+    settings = {**pool.connection_kwargs, "retry": Retry(NoBackoff(), retries=0)}
+    return redis.Redis(
+        connection_pool=redis.ConnectionPool(connection_class=pool.connection_class, **settings)
+    )
+
+
 class Consumer:
     """One consumer of a group on a stream.
 
@@ -258,7 +267,10 @@ class Consumer:
     def __init__(
         self, client: redis.Redis, stream: str, group: str, name: str, *, budget_s: float = 60.0
     ) -> None:
-        self.client, self.stream, self.group, self.name = client, stream, group, name
+        # redis-py would repeat a read whose reply was lost on the way, and what that reply held would stay
+        # pending here, unseen.
+        self.client = _without_silent_retries(client)
+        self.stream, self.group, self.name = stream, group, name
         self.budget_s = budget_s
         self.held: set[bytes] = set()
         self._recover = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import pytest
 import redis
@@ -137,6 +138,35 @@ def test_a_cut_connection_loses_and_repeats_nothing(
         got += texts(entries)
     assert got == [str(n) for n in range(30)]
     other.close()
+
+
+class LosesReplies(redis.Connection):
+    """A connection that breaks while a reply with entries is on its way, once it is told to."""
+
+    armed = False
+
+    def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        reply = super().read_response(*args, **kwargs)
+        if LosesReplies.armed and isinstance(reply, dict | list) and reply:
+            LosesReplies.armed = False
+            self.disconnect()
+            raise redis.ConnectionError("cut on the way")
+        return reply
+
+
+def test_a_reply_that_is_lost_on_the_way_is_read_again(
+    redis_server: EmbeddedRedis, client: redis.Redis, keys: Keys
+) -> None:
+    retry = connect(redis_server.url).connection_pool.connection_kwargs["retry"]
+    pool = redis.ConnectionPool.from_url(redis_server.url, connection_class=LosesReplies, retry=retry)
+    reader = consumer(redis.Redis(connection_pool=pool), keys)
+    assert reader.read(1, 0.05) == []  # the first read looks for what was pending anyway
+    append(client, keys.tickets, event("w"))
+    LosesReplies.armed = True
+    got = reader.read(5, 0.1)
+    assert not LosesReplies.armed
+    assert texts(got + reader.read(5, 0.1)) == ["w"]
+    assert reader.read(5, 0.05) == []
 
 
 def test_other_errors_are_not_retried(client: redis.Redis) -> None:
