@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from leeway.config import CorrectionConfig, RunConfig, SyncConfig
+from leeway.config import CorrectionConfig, RunConfig
 from leeway.messages import Rollout, RolloutHeader
 from leeway_lab.model import Drawn
-from leeway_lab.spec import Condition, ModelSpec, RunSpec
+from leeway_lab.spec import NEVER, Condition, ModelSpec, RunSpec
 from leeway_lab.store import execute_all, load, path_of
 from leeway_lab.train import Trainer, train
 
@@ -25,7 +25,7 @@ SMALL = ModelSpec(hidden=32, layers=1, heads=2, length=4, target_accuracy=0.01)
 def small(**over: object) -> RunSpec:
     settings = {
         "model": SMALL, "steps": 3, "prompts": 4, "group_size": 4, "marks": (1, 3), "learning_rate": 1e-3,
-        "sync": SyncConfig(max_age=None), **over,
+        "sync": NEVER, **over,
     }  # fmt: skip
     return RunSpec.model_validate(settings)
 
@@ -130,7 +130,7 @@ def test_the_policy_itself_is_evaluated() -> None:
 
 
 def test_the_products_policy_resyncs() -> None:
-    result = train(small(steps=4, sync=SyncConfig(ess_threshold=None, max_age=2)))
+    result = train(small(steps=4, sync=NEVER | {"max_age": 2}))
     assert result.resyncs == [(1, "age")]
     assert [row["lag/age"] for row in result.rows] == [0, 1, 0, 1]
     assert result.rows[2]["lag/ess_seq"] == 1
