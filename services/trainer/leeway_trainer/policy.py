@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from leeway.config import TrainerConfig
-from leeway.errors import LeewayError
+from leeway.errors import LeewayError, UsageError
 from leeway_trainer.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -108,6 +109,21 @@ def gathered(
     return deepspeed.zero.GatheredParameters(params, modifier_rank=0 if write else None)
 
 
+def start_engine(settings: TrainerConfig, **arguments: Any) -> tuple[Any, Any]:
+    """DeepSpeed's (engine, optimizer). Raises UsageError when it does not take `trainer.deepspeed`."""
+    import deepspeed
+
+    try:
+        return deepspeed.initialize(**arguments)[:2]
+    except Exception as exc:  # its refusals have no type of their own: assertions, ValueError, KeyError ...
+        if not settings.deepspeed:
+            raise
+        raise UsageError(
+            f"trainer.deepspeed: DeepSpeed does not start with {json.dumps(settings.deepspeed)}: "
+            f"{type(exc).__name__}: {exc}"
+        ) from exc
+
+
 class Policy:
     """The trained weights theta.
 
@@ -116,13 +132,12 @@ class Policy:
     """
 
     def __init__(self, model: PolicyModel, config: TrainerConfig, ranks: Ranks) -> None:
-        import deepspeed
-
         self.config, self.ranks = config, ranks
         if config.gradient_checkpointing:
             model.lm.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()  # needed for gradient checkpointing; dropout is off
-        self.engine, self.optimizer, _, _ = deepspeed.initialize(
+        self.engine, self.optimizer = start_engine(
+            config,
             model=model,
             model_parameters=_parameter_groups(model, config.weight_decay),
             config=deepspeed_config(config, ranks.size),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from leeway.weights.codec import count_not_finite
 from leeway.weights.publish import wire_words
-from leeway_trainer.policy import LM_PREFIX, NonFiniteError, Policy, deepspeed_config, gathered
+from leeway_trainer.policy import LM_PREFIX, NonFiniteError, Policy, deepspeed_config, gathered, start_engine
 from leeway_trainer.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -53,11 +53,9 @@ class Snapshot:
         if self.zero_stage < 3:
             self.runner: nn.Module = model.to(ranks.device)
         else:
-            import deepspeed
-
-            self.runner = deepspeed.initialize(
-                model=model, config=deepspeed_config(config, ranks.size, optimizer=False)
-            )[0]
+            self.runner, _ = start_engine(
+                config, model=model, config=deepspeed_config(config, ranks.size, optimizer=False)
+            )
         self.runner.eval()
         self._params = {
             name.removeprefix(LM_PREFIX): param

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 
 import pytest
 import torch
 from trainer_support import VOCABULARY, make_batch, micro_batches, run_config
 
+from leeway.errors import UsageError
 from leeway_trainer.model import PolicyModel, load_policy_model
 from leeway_trainer.policy import NonFiniteError, Policy
 from leeway_trainer.snapshot import Snapshot, wire_tensors
@@ -151,3 +153,16 @@ def test_wire_names_are_the_checkpoints(tiny_dir, ranks):
         assert set(sent) == set(stored.keys())
     assert next(iter(sent)) == "model.embed_tokens.weight"
     assert sent["model.embed_tokens.weight"].shape == (VOCABULARY, 32)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"zero_optimization": {"stage": 7}}, {"optimizer": {"type": "NoSuch"}}],
+    ids=["stage", "type"],
+)
+def test_deepspeed_settings_that_it_refuses_are_named(tiny_dir, ranks, settings):
+    with pytest.raises(UsageError) as caught:
+        Policy(load(tiny_dir), _config(tiny_dir, 0, deepspeed=settings), ranks)
+    assert str(caught.value).startswith(
+        f"trainer.deepspeed: DeepSpeed does not start with {json.dumps(settings)}"
+    )
