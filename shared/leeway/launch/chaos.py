@@ -37,21 +37,27 @@ Kind = Literal["kill", "pause", "cut", "restart-redis"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PAUSE_S = 6.0
 STEPS_PER_FAULT = 2
+SPARE_STEPS_PER_FAULT = 1
+MAX_DELAY_S = 1.0
 SPARE_STEPS = 20
-"""For faults that come late because their target is down: a sampler takes as long as that to start."""
+"""For faults that come late: on a fast machine steps pass before the launcher sees that one is due."""
 SAMPLERS = 2
+SERVICES = ["controller", "trainer", *(f"sampler-{i}" for i in range(SAMPLERS))]
 REDIS = "redis"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One planned fault: `delay_s` after at least `after_steps` steps were trained."""
+    """One planned fault, due once `after_steps` steps were trained and `delay` of a step's time has passed.
+
+    While `target` is down it hits another service: the run would end before a fault that waits.
+    """
 
     number: int
     kind: Kind
     target: str
     after_steps: int
-    delay_s: float
+    delay: float
     pick: float
     """In [0, 1): which of the target's processes a kill hits, 0 the service itself."""
 
@@ -71,8 +77,7 @@ class Injected:
 def plan_faults(count: int, seed: int, kinds: Sequence[Kind] = KINDS) -> list[Fault]:
     """`count` faults, their kinds in equal shares and shuffled; a pure function of its arguments."""
     rng = np.random.default_rng(seed)
-    services = ["controller", "trainer", *(f"sampler-{i}" for i in range(SAMPLERS))]
-    targets = {"kill": services, "pause": [*services, REDIS], "cut": services, "restart-redis": [REDIS]}
+    targets = {"kill": SERVICES, "pause": [*SERVICES, REDIS], "cut": SERVICES, "restart-redis": [REDIS]}
     order = rng.permutation([i % len(kinds) for i in range(count)])
     faults = []
     for number, index in enumerate(order):
@@ -83,7 +88,7 @@ def plan_faults(count: int, seed: int, kinds: Sequence[Kind] = KINDS) -> list[Fa
                 kind=kind,
                 target=str(rng.choice(targets[kind])),
                 after_steps=1 + STEPS_PER_FAULT * number + int(rng.integers(STEPS_PER_FAULT)),
-                delay_s=round(float(rng.uniform(0, 1.0)), 3),
+                delay=round(float(rng.uniform(0, 1.0)), 3),
                 # Half of the kills hit the service itself, the others one of its children.
                 pick=round(max(0.0, float(rng.uniform(-1, 1))), 3),
             )
@@ -94,10 +99,11 @@ def plan_faults(count: int, seed: int, kinds: Sequence[Kind] = KINDS) -> list[Fa
 def chaos_config(config: RunConfig, faults: int) -> RunConfig:
     """The configuration with two samplers, restarts for every fault, and steps enough for all of them."""
     sync, trainer = config.sync, config.trainer
+    steps = (STEPS_PER_FAULT + SPARE_STEPS_PER_FAULT) * faults + SPARE_STEPS
     change = {
         "sampler": {"replicas": SAMPLERS, "max_restarts": faults, "max_deliveries": faults + 2},
         "trainer": {
-            "steps": max(trainer.steps, STEPS_PER_FAULT * faults + SPARE_STEPS),
+            "steps": max(trainer.steps, steps),
             "max_restarts": faults,
             "checkpoint_every": min(trainer.checkpoint_every or 4, 4),
         },
@@ -169,7 +175,8 @@ class ChaosRun(LocalRun):
             return
         now = time.monotonic()
         if self.due_at is None:
-            self.due_at = now + fault.delay_s
+            step_s = float(self.reports[-1].metrics.get("time/step_s") or 0.0)
+            self.due_at = now + fault.delay * min(step_s, MAX_DELAY_S)
         hit = self._inject(fault) if now >= self.due_at else None
         if hit is not None:
             self.due_at, self.progress = None, False
@@ -177,29 +184,30 @@ class ChaosRun(LocalRun):
             self.view.note(f"fault {fault.number} of {len(self.planned)}: {hit}")
 
     def _inject(self, fault: Fault) -> str | None:
-        """Make it happen; returns what was hit, None while the target is down."""
+        """Make it happen; returns what was hit, None while there is nothing to hit."""
         assert self.server is not None
         if fault.kind == "restart-redis":
             self.server.restart()
             return "kill -9 redis, started again"
-        if fault.kind == "cut":
-            cut = self._cut(fault.target)
-            return f"cut {cut} connections of {fault.target}" if cut else None
         if fault.target == REDIS:
             assert self.server.pid is not None
-            pid, send = self.server.pid, os.kill
-        else:
-            service = next(s for s in self.services if s.name == fault.target)
-            if service.pid is None or not service.running:
-                return None
-            if fault.kind == "kill":
-                return _kill_one(service, fault.pick)
-            pid, send = service.pid, os.killpg
-        _signal(send, pid, signal.SIGSTOP)
-        timer = threading.Timer(PAUSE_S, _signal, (send, pid, signal.SIGCONT))
-        timer.daemon = True
-        timer.start()
-        return f"pause {fault.target} for {PAUSE_S:g} s"
+            return _pause(os.kill, self.server.pid, REDIS)
+        for name in (fault.target, *(name for name in SERVICES if name != fault.target)):
+            if (hit := self._hit(fault, name)) is not None:
+                return hit
+        return None
+
+    def _hit(self, fault: Fault, name: str) -> str | None:
+        """The fault on one service; None while that is down, or has no connection to be cut."""
+        service = next(s for s in self.services if s.name == name)
+        if service.pid is None or not service.running:
+            return None
+        if fault.kind == "cut":
+            cut = self._cut(name)
+            return f"cut {cut} connections of {name}" if cut else None
+        if fault.kind == "kill":
+            return _kill_one(service, fault.pick)
+        return _pause(os.killpg, service.pid, name)
 
     def _cut(self, target: str) -> int:
         name = client_name(self.run_id, target)
@@ -283,6 +291,15 @@ def _kill_one(service: Service, pick: float) -> str | None:
     _signal(os.kill, victim.pid, signal.SIGKILL)
     child = "" if victim.pid == service.pid else f" (its child {victim.pid})"
     return f"kill -9 {service.name}{child}"
+
+
+def _pause(send: Any, pid: int, name: str) -> str:
+    """Stop a process (`os.kill`) or a group (`os.killpg`), and let it go on after `PAUSE_S`."""
+    _signal(send, pid, signal.SIGSTOP)
+    timer = threading.Timer(PAUSE_S, _signal, (send, pid, signal.SIGCONT))
+    timer.daemon = True
+    timer.start()
+    return f"pause {name} for {PAUSE_S:g} s"
 
 
 def _in_group(pid: int, group: int | None) -> bool:

@@ -136,6 +136,6 @@ def test_faults_are_planned_by_the_seed() -> None:
     steps = [f.after_steps for f in faults]
     assert steps == sorted(set(steps))
     config = chaos_config(CONFIG, 40)
-    assert config.trainer.steps >= steps[-1] + SPARE_STEPS
+    assert config.trainer.steps >= steps[-1] + SPARE_STEPS + len(steps)
     assert config.redis.appendonly
     assert {f.kind for f in plan_faults(10, 1, ["cut"])} == {"cut"}
