@@ -53,7 +53,7 @@ format: setup ## let ruff format and fix what it can
 	@$(BIN)/ruff check --fix .
 
 test: lint ## lint, types and the tests that need no GPU and no cluster
-	@$(BIN)/pytest $(PYTEST_ARGS)
+	@$(BIN)/pytest --fuzz $(PYTEST_ARGS)
 
 test-slow: setup ## the tests that take longer
 	@$(BIN)/pytest -m "slow and not gpu and not cluster" $(PYTEST_ARGS)

@@ -1,10 +1,12 @@
 """Everything that is read from outside, under attack: a typed error or a sound value, in bounded time and
-memory. Each attack runs for a moment on the same examples, and for a minute on new ones with `-m slow`.
+memory. Each attack runs for a moment on the same examples, and for a minute on new ones with `-m slow`;
+`make test` does both, the minutes in a process beside the other tests (`--fuzz`).
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -338,6 +340,13 @@ def test_jsonl_files(long: bool, tmp_path: Path) -> None:
             assert item.prompt and isinstance(item.answer, str)
 
     attack(st.lists(line | raw | odd, max_size=4), check, long)
+
+
+@pytest.mark.timeout(900)
+def test_a_minute_each(fuzzing: tuple[subprocess.Popen[bytes], Path]) -> None:
+    process, output = fuzzing
+    code = process.wait(890)
+    assert code == 0, output.read_text()
 
 
 # -- what fuzzing does not find by itself ------------------------------------------------------------------
