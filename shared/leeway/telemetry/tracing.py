@@ -78,6 +78,7 @@ def start_tracing(
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     from leeway import __version__
+    from leeway.telemetry.parents_first import ParentsFirst
 
     os.environ.setdefault("OTEL_SERVICE_NAME", f"leeway-{service}")
     os.environ.update(settings)
@@ -87,7 +88,8 @@ def start_tracing(
     limit = None if "OTEL_SPAN_LINK_COUNT_LIMIT" in os.environ else max(128, links)
     provider = TracerProvider(resource=resource, span_limits=SpanLimits(max_links=limit))
     queue = None if "OTEL_BSP_MAX_QUEUE_SIZE" in os.environ else QUEUE
-    provider.add_span_processor(BatchSpanProcessor(_exporter(settings[PROTOCOLS[0]]), max_queue_size=queue))
+    batches = BatchSpanProcessor(_exporter(settings[PROTOCOLS[0]]), max_queue_size=queue)
+    provider.add_span_processor(ParentsFirst(batches))
     trace.set_tracer_provider(provider)
     logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)  # vLLM tries to set a second one
     global _on

@@ -8,9 +8,15 @@ import subprocess
 import sys
 
 import pytest
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
 from leeway.config import TelemetryConfig
 from leeway.telemetry.logs import JsonFormatter, TextFormatter, redact
+from leeway.telemetry.parents_first import ParentsFirst
 from leeway.telemetry.tracing import TRACES_ENDPOINT, span, start_tracing, trace_settings, traceparent
 
 BASE = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -75,3 +81,29 @@ def test_passwords_do_not_get_into_logs() -> None:
     assert json.loads(JsonFormatter("trainer").format(record))["service"] == "trainer"
     assert redact("no secret here: a@b") == "no secret here: a@b"
     assert redact("rediss://:pw@h and redis://h") == "rediss://:***@h and redis://h"
+
+
+def test_no_span_is_sent_before_its_parent() -> None:
+    """A process may be killed after any export; what was sent until then must have no orphan."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(ParentsFirst(SimpleSpanProcessor(exporter)))
+    tracer = provider.get_tracer("test")
+
+    def sent() -> list[str]:
+        return [span.name for span in exporter.get_finished_spans()]
+
+    remote = SpanContext(1, 2, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    with tracer.start_as_current_span("top", set_span_in_context(NonRecordingSpan(remote))) as top:
+        with tracer.start_as_current_span("middle"):
+            with tracer.start_as_current_span("low"):
+                pass
+            late = tracer.start_span("late")
+            assert sent() == []
+        assert sent() == [], "its parent is open"
+        tracer.start_span("of another trace", Context()).end()
+        assert sent() == ["of another trace"]
+    assert sent()[1:] == ["top", "middle", "low"]
+    late.end()
+    tracer.start_span("later", set_span_in_context(top)).end()
+    assert sent()[4:] == ["late", "later"], "their parents have been sent"

@@ -1,0 +1,46 @@
+"""The order in which spans leave a process, so that one that is killed leaves no orphans behind."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from opentelemetry.sdk.trace import SpanProcessor
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import ReadableSpan, Span
+
+
+class ParentsFirst(SpanProcessor):
+    """Hands a span on when its parent has ended, parents before their children.
+
+    The batch processor sends what has ended whenever its time has come. The parent of that may still be
+    open, and a process that is killed (SIGKILL, out of memory) never sends it.
+    """
+
+    def __init__(self, then: SpanProcessor) -> None:
+        self._then, self._lock = then, threading.Lock()
+        self._held: dict[int, list[ReadableSpan]] = {}
+        """Id of each open span of this process -> what has ended below it."""
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        with self._lock:
+            self._held[span.get_span_context().span_id] = []
+        self._then.on_start(span, parent_context)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        with self._lock:
+            done = [span, *self._held.pop(span.context.span_id, ())]
+            above = self._held.get(span.parent.span_id) if span.parent else None
+            if above is not None:
+                above.extend(done)
+                return
+        for ended in done:
+            self._then.on_end(ended)
+
+    def shutdown(self) -> None:
+        self._then.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._then.force_flush(timeout_millis)
