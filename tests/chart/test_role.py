@@ -78,9 +78,13 @@ class ApiServer:
         return 200, self.objects.get(name or "", body)
 
 
+LEASE = "demo-leeway-controller"
+
+
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
     server = ApiServer()
+    server.objects[LEASE] = pick(render(CHART / "examples" / "cpu.yaml"), "Lease", LEASE)
     configuration = kubernetes.client.Configuration()
     configuration.host = f"http://127.0.0.1:{server.server.server_address[1]}"
     monkeypatch.setattr(kubernetes.client.Configuration, "_default", configuration)
@@ -93,11 +97,11 @@ def test_role_equals_the_recorded_calls(api: ApiServer) -> None:
     assert [view.name for view in cluster.pods()] == ["demo-leeway-sampler-a"]
     assert [kind for kind, _ in cluster.watch_samplers(1)][:1] == ["ADDED"]
     cluster.scale_samplers(3)
-    leadership = Leadership(kubernetes, "demo-leeway-controller", "default", "me", lease_s=5)
+    leadership = Leadership(kubernetes, LEASE, "default", "me", lease_s=5)
     leadership.start()
     assert leadership.leading.wait(10)
     deadline = time.monotonic() + 15
-    lease = ("coordination.k8s.io", "leases", "demo-leeway-controller", "update")
+    lease = ("coordination.k8s.io", "leases", LEASE, "update")
     while lease not in api.calls and time.monotonic() < deadline:
         time.sleep(0.1)
     leadership.release()
@@ -115,11 +119,20 @@ def test_role_equals_the_recorded_calls(api: ApiServer) -> None:
 
 
 def test_a_released_lease_is_taken_at_once(api: ApiServer) -> None:
-    first = Leadership(kubernetes, "demo-leeway-controller", "default", "a", lease_s=60)
+    first = Leadership(kubernetes, LEASE, "default", "a", lease_s=60)
     first.start()
     assert first.leading.wait(10)
-    second = Leadership(kubernetes, "demo-leeway-controller", "default", "b", lease_s=60)
+    second = Leadership(kubernetes, LEASE, "default", "b", lease_s=60)
     second.start()
     assert not second.leading.wait(1)
     first.release()
     assert second.leading.wait(20), "the lease of a minute was not given back"
+
+
+def test_a_lease_that_went_with_its_release_is_not_made_again(api: ApiServer) -> None:
+    leadership = Leadership(kubernetes, LEASE, "default", "me", lease_s=5)
+    leadership.start()
+    assert leadership.leading.wait(10)
+    del api.objects[LEASE]
+    assert leadership.lost.wait(20)
+    assert LEASE not in api.objects

@@ -32,6 +32,12 @@ class Leadership:
         class Lock(LeaseLock):
             closed = False
 
+            def create(self, name: str, namespace: str, election_record: Any) -> Any:
+                # The chart makes the Lease, so that it goes with the release: who is still ending while the
+                # release is uninstalled must not leave a new one behind.
+                log.error("there is no lease %s in namespace %s; it is part of the release", name, namespace)
+                return False
+
             def update(self, name: str, namespace: str, updated_record: Any) -> Any:
                 # The election's thread cannot be stopped; it must not take back what was given back.
                 return not self.closed and super().update(name, namespace, updated_record)
