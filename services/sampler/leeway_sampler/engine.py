@@ -16,7 +16,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHUTDOWN_S = 2.0
+NO_TRACES = "OTEL_SDK_DISABLED"
 
 # Fixed by Leeway: another value would make the reported distribution another than the one drawn from, or
 # let a version end in another's tokens.
@@ -403,11 +404,28 @@ async def _start_vllm(config: RunConfig, model: str) -> AsyncLLM:
     try:
         backend = BACKEND if transport == "redis" else transport
         vllm_args = AsyncEngineArgs(**args, weight_transfer_config=WeightTransferConfig(backend=backend))
-        return AsyncLLM.from_engine_args(vllm_args)
+        with _untraced_children():
+            return AsyncLLM.from_engine_args(vllm_args)
     except (ValueError, TypeError, OSError) as exc:
         raise UsageError(f"vLLM refuses model {model}: {exc}") from exc
     except RuntimeError as exc:
         raise EngineError(f"vLLM did not start on model {model}: {exc}") from exc
+
+
+@contextlib.contextmanager
+def _untraced_children() -> Iterator[None]:
+    """Processes that are started in the block send no spans. The engine's are of its start alone, and it ends
+    without sending the last of them, so that others would miss their parents.
+    """
+    before = os.environ.get(NO_TRACES)
+    os.environ[NO_TRACES] = "true"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[NO_TRACES]
+        else:
+            os.environ[NO_TRACES] = before
 
 
 def _vllm_errors() -> tuple[type[Exception], ...]:
