@@ -5,8 +5,8 @@
 
 Two figures, because runs on a busy machine differ by more than tracing costs:
 
-paired     median step time on / off of each pair of neighbouring runs, and the interval that holds the median
-           ratio with at least 95 % (order statistics; with fewer than 6 pairs all of them, which is less)
+paired     time on / off of each step of each pair of neighbouring runs, which have the same prompts at the
+           same step, and the interval that holds the median ratio with at least 95 % (order statistics)
 direct     CPU time of the spans of one response and of one step, made by the services' own functions and sent
            by the real exporter, times how many there are; as if none of it ran beside anything else
 """
@@ -139,20 +139,18 @@ def median_interval(values: list[float], coverage: float = 0.95) -> tuple[float,
 def paired(
     config: Path, pairs: int, steps: int, endpoint: str
 ) -> tuple[list[float], float, dict[str, float]]:
-    """Ratios on / off, the median step time off, and spans per step by name."""
+    """Ratios on / off of each step, the median step time off, and spans per step by name."""
     ratios, off_s, spans = [], [], {}
     for pair in range(pairs):
-        times: dict[bool, float] = {}
+        times: dict[bool, list[float]] = {}
         for on in (False, True) if pair % 2 == 0 else (True, False):
-            times[on] = statistics.median(run_steps(config, steps, endpoint if on else None))
+            times[on] = run_steps(config, steps, endpoint if on else None)
             if on:
                 spans = {name: count / steps for name, count in take_counts(endpoint).items()}
-        ratios.append(times[True] / times[False])
-        off_s.append(times[False])
-        print(
-            f"pair {pair + 1}: off {times[False]:.3f} s, on {times[True]:.3f} s, ratio {ratios[-1]:.4f}",
-            flush=True,
-        )
+        ratios += [on / off for on, off in zip(times[True], times[False], strict=True)]
+        off_s += times[False]
+        medians = ", ".join(f"{'on' if on else 'off'} {statistics.median(times[on]):.3f} s" for on in times)
+        print(f"pair {pair + 1}: median step {medians}", flush=True)
     return ratios, statistics.median(off_s), spans
 
 
@@ -253,7 +251,7 @@ def main() -> None:
             low, high, covered = median_interval(ratios)
             print(
                 f"paired: median ratio {statistics.median(ratios):.4f}, {100 * covered:.0f} % interval "
-                f"{low:.4f} to {high:.4f} over {len(ratios)} pairs of {args.steps} steps"
+                f"{low:.4f} to {high:.4f} over {len(ratios)} steps of {args.pairs} pairs of runs"
             )
             print(
                 f"spans per step: {sum(spans.values()):.0f}  "
