@@ -37,12 +37,13 @@ def samplers(release: Release) -> list[Json]:
 
 def assert_each_batch_once_and_in_order(release: Release) -> None:
     """No batch was lost: within a run epoch steps follow each other, and an epoch goes on from a checkpoint
-    of the one before.
+    of the one before. A report that is written again, because the answer was lost with the server, is one.
     """
     every, done = RUN["trainer"]["checkpoint_every"], 0
-    trained = [r for r in reports(release) if r["event"] == "step"]
-    for epoch, of_epoch in groupby(trained, key=lambda r: r["epoch"]):
-        steps = [r["step"] for r in of_epoch]
+    written = ((r["epoch"], r["step"]) for r in reports(release) if r["event"] == "step")
+    trained = [at for at, _ in groupby(written)]
+    for epoch, of_epoch in groupby(trained, key=lambda at: at[0]):
+        steps = [step for _, step in of_epoch]
         assert steps == list(range(steps[0], steps[0] + len(steps))), f"run epoch {epoch}"
         assert done - every <= steps[0] <= done, f"run epoch {epoch} after {done}"
         done = steps[-1] + 1
