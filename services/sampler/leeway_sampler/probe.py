@@ -60,7 +60,11 @@ class Prober:
         return True
 
     async def run(self) -> None:
-        """Probe once. What goes wrong with a draw is logged; it says nothing about the distribution."""
+        """Probe once. What goes wrong with a draw is logged; it says nothing about the distribution.
+
+        New weights cut a probe short; what was drawn until then counts. Which draws those are does not depend
+        on their tokens: each is one token long. A run that resyncs all the time has no others.
+        """
         version, request = self._engine.version, self._request
         few = asyncio.Semaphore(AT_ONCE)
 
@@ -73,16 +77,19 @@ class Prober:
             drawn = await asyncio.gather(*map(draw, range(self._draws)), return_exceptions=True)
         finally:
             self._running = False
-        whole = [g for g in drawn if isinstance(g, Generation)]
+        whole = [g for g in drawn if isinstance(g, Generation) and g.spans[0][2] == version]
         failed = [e for e in drawn if isinstance(e, BaseException)]
         unexpected = [e for e in failed if not isinstance(e, (EngineError, LogProbError))]
         if unexpected:
             raise unexpected[0]
-        if failed or self._engine.version != version:
-            log.info("a probe of version %s was cut short: %s", version, failed[:1] or "new weights")
-            return
-        self._version, self._ended = version, time.monotonic()
-        self.result = build_probe(whole, request=request, version=-1 if version is None else version)
+        if len(whole) == len(drawn):
+            self._ended = time.monotonic()
+        else:
+            done = f"{len(whole)} of {len(drawn)} draws"
+            log.info("a probe of version %s ended after %s: %s", version, done, failed[:1])
+        if whole and not any(isinstance(e, LogProbError) for e in failed):
+            self._version = version
+            self.result = build_probe(whole, request=request, version=-1 if version is None else version)
 
     def _claim(self) -> bool:
         # At once, and not when `run` starts: many tickets come together, and one probe is enough for all.

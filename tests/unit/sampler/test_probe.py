@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from leeway_sampler.engine import EngineError
 from leeway_sampler.generation import Generation
 from leeway_sampler.probe import Prober
 
@@ -38,3 +39,21 @@ def test_many_tickets_that_come_together_make_one_probe() -> None:
     assert len(engine.asked) == 16 and set(engine.asked.values()) == {1}
     assert prober.result is not None
     assert prober.asked(1), "and the next may come"
+
+
+def test_what_was_drawn_before_new_weights_counts() -> None:
+    class Resyncing(Engine):
+        async def generate(self, request_id: str, prompt_ids: list[int], seed: int, most: int) -> Generation:
+            if len(self.asked) == 10:
+                self.version = 2
+            if len(self.asked) == 12:
+                raise EngineError("no version")
+            return await super().generate(request_id, prompt_ids, seed, most)
+
+    engine = Resyncing(version=1, asked=Counter())
+    prober = Prober(engine, 16)  # type: ignore[arg-type]
+    assert prober.due(PROMPT)
+    asyncio.run(prober.run())
+    assert prober.result is not None
+    assert (prober.result.version, prober.result.draws) == (1, 10)
+    assert prober.due(PROMPT), "a part needs no rest"
