@@ -53,8 +53,9 @@ class Prober:
         return bool(self._draws) and fresh and self._rested() and self._claim()
 
     def asked(self, request: int) -> bool:
-        """Whether a new request for a probe can be answered now."""
-        if request <= self._request or not self._prompt or not self._draws or not self._claim():
+        """Whether a request for a probe that was not answered yet can be answered now."""
+        answered = self.result.request if self.result else 0
+        if request <= answered or not self._prompt or not self._draws or not self._claim():
             return False
         self._request = request
         return True
@@ -87,9 +88,11 @@ class Prober:
         else:
             done = f"{len(whole)} of {len(drawn)} draws"
             log.info("a probe of version %s ended after %s: %s", version, done, failed[:1])
-        if whole and not any(isinstance(e, LogProbError) for e in failed):
-            self._version = version
-            self.result = build_probe(whole, request=request, version=-1 if version is None else version)
+        if not whole or any(isinstance(e, LogProbError) for e in failed):
+            return
+        probe = build_probe(whole, request=request, version=-1 if version is None else version)
+        if probe.dof or len(whole) == len(drawn):  # or it was too short to say anything, and comes again
+            self._version, self.result = version, probe
 
     def _claim(self) -> bool:
         # At once, and not when `run` starts: many tickets come together, and one probe is enough for all.

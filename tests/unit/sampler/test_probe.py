@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -41,19 +42,38 @@ def test_many_tickets_that_come_together_make_one_probe() -> None:
     assert prober.asked(1), "and the next may come"
 
 
-def test_what_was_drawn_before_new_weights_counts() -> None:
-    class Resyncing(Engine):
-        async def generate(self, request_id: str, prompt_ids: list[int], seed: int, most: int) -> Generation:
-            if len(self.asked) == 10:
-                self.version = 2
-            if len(self.asked) == 12:
-                raise EngineError("no version")
-            return await super().generate(request_id, prompt_ids, seed, most)
+class Resyncing(Engine):
+    """Gets version 2 after `cut` draws, and has none for a moment then."""
 
-    engine = Resyncing(version=1, asked=Counter())
-    prober = Prober(engine, 16)  # type: ignore[arg-type]
+    async def generate(self, request_id: str, prompt_ids: list[int], seed: int, most: int) -> Generation:
+        if len(self.asked) == self.cut:
+            self.version = 2
+        if len(self.asked) == self.cut + 2:
+            self.cut = -1
+            raise EngineError("no version")
+        generation = await super().generate(request_id, prompt_ids, seed, most)
+        token = np.array([3 + len(self.asked) % 2])
+        return replace(generation, token_ids=token)
+
+
+def test_what_was_drawn_before_new_weights_counts() -> None:
+    engine = Resyncing(version=1, asked=Counter(), cut=40)
+    prober = Prober(engine, 64)  # type: ignore[arg-type]
     assert prober.due(PROMPT)
     asyncio.run(prober.run())
-    assert prober.result is not None
-    assert (prober.result.version, prober.result.draws) == (1, 10)
+    assert prober.result is not None and prober.result.dof > 0
+    assert (prober.result.version, prober.result.draws) == (1, 40)
     assert prober.due(PROMPT), "a part needs no rest"
+
+
+def test_a_request_is_not_answered_by_draws_that_are_too_few() -> None:
+    engine = Resyncing(version=1, asked=Counter(), cut=1)
+    prober = Prober(engine, 64)  # type: ignore[arg-type]
+    assert prober.due(PROMPT)
+    asyncio.run(prober.run())
+    assert prober.result is None
+    assert prober.asked(1)
+    asyncio.run(prober.run())
+    assert prober.result is not None
+    assert (prober.result.request, prober.result.version, prober.result.draws) == (1, 2, 64)
+    assert not prober.asked(1), "it is answered"
