@@ -1,7 +1,11 @@
 """What tracing costs a step: runs with it off and on in turn, and the time of the spans themselves.
 
     python benchmarks/bench_tracing.py                                    # the tiny model, 3 pairs of runs
-    python benchmarks/bench_tracing.py examples/quickstart.yaml --pairs 6 --steps 20
+    python benchmarks/bench_tracing.py examples/quickstart.yaml --pairs 3 --steps 43 \
+        --set batch.prompts=2 sync.max_lead=0 sync.max_age=null sync.clip_fraction=null
+
+The second trains one model of 135 million parameters, in steps that all do the same work: nothing is generated
+beside a step and no weights are sent in it.
 
 Two figures, because runs on a busy machine differ by more than tracing costs:
 
@@ -26,9 +30,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from leeway.config import RunConfig
 
 ROOT = Path(__file__).parents[1]
 SKIPPED = 3
@@ -92,7 +99,7 @@ def take_counts(url: str) -> dict[str, int]:
     return counts
 
 
-def run_steps(config: Path, steps: int, endpoint: str | None) -> list[float]:
+def run_steps(config: Path, settings: list[str], steps: int, endpoint: str | None) -> list[float]:
     """Seconds of each step of one run, but the first ones."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}
     if endpoint:
@@ -109,6 +116,7 @@ def run_steps(config: Path, steps: int, endpoint: str | None) -> list[float]:
             str(steps),
             "--out",
             str(out),
+            *(word for setting in settings for word in ("--set", setting)),
         ]
         done = subprocess.run(
             command,
@@ -137,14 +145,14 @@ def median_interval(values: list[float], coverage: float = 0.95) -> tuple[float,
 
 
 def paired(
-    config: Path, pairs: int, steps: int, endpoint: str
+    config: Path, settings: list[str], pairs: int, steps: int, endpoint: str
 ) -> tuple[list[float], float, dict[str, float]]:
     """Ratios on / off of each step, the median step time off, and spans per step by name."""
     ratios, off_s, spans = [], [], {}
     for pair in range(pairs):
         times: dict[bool, list[float]] = {}
         for on in (False, True) if pair % 2 == 0 else (True, False):
-            times[on] = run_steps(config, steps, endpoint if on else None)
+            times[on] = run_steps(config, settings, steps, endpoint if on else None)
             if on:
                 spans = {name: count / steps for name, count in take_counts(endpoint).items()}
         ratios += [on / off for on, off in zip(times[True], times[False], strict=True)]
@@ -154,14 +162,12 @@ def paired(
     return ratios, statistics.median(off_s), spans
 
 
-def direct(config: Path, endpoint: str) -> tuple[float, float]:
+def direct(run: RunConfig, endpoint: str) -> tuple[float, float]:
     """CPU seconds of the spans of one response, and of those of a step beside its responses."""
-    from leeway.config_load import load_config
     from leeway.messages import Ticket, TicketHeader
     from leeway.telemetry.tracing import add_link, messaging, span, start_tracing, traceparent
     from leeway_sampler.serve import generate_span
 
-    run = load_config(config)
     os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = endpoint
     stop = start_tracing(run.telemetry, "bench", "bench", "bench", links=RESPONSES)
 
@@ -216,7 +222,7 @@ def direct(config: Path, endpoint: str) -> tuple[float, float]:
     parents = [response(at) for at in range(RESPONSES)]
     flush()
     each = (time.process_time() - began) / RESPONSES
-    size = run.batch.prompts * run.batch.group_size
+    size = run.batch.size
     began = time.process_time()
     for _ in range(100):
         rest(parents[:size])
@@ -239,15 +245,19 @@ def main() -> None:
     parser.add_argument("config", type=Path, nargs="?", default=ROOT / "examples" / "tiny.yaml")
     parser.add_argument("--pairs", type=int, default=3, help="pairs of runs; 0: only the direct figure")
     parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the run")
     parser.add_argument("--step-seconds", type=float, help="step time to compare with when --pairs is 0")
     parser.add_argument("--receiver", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.receiver:
         serve_receiver()
+    from leeway.config_load import load_config
+
+    run = load_config(args.config, args.set)
     with receiver() as endpoint:
         step_s = args.step_seconds
         if args.pairs:
-            ratios, step_s, spans = paired(args.config, args.pairs, args.steps, endpoint)
+            ratios, step_s, spans = paired(args.config, args.set, args.pairs, args.steps, endpoint)
             low, high, covered = median_interval(ratios)
             print(
                 f"paired: median ratio {statistics.median(ratios):.4f}, {100 * covered:.0f} % interval "
@@ -257,11 +267,8 @@ def main() -> None:
                 f"spans per step: {sum(spans.values()):.0f}  "
                 + json.dumps({k: round(v, 2) for k, v in spans.items()})
             )
-        each, beside = direct(args.config, endpoint)
-    from leeway.config_load import load_config
-
-    batch = load_config(args.config).batch
-    responses = batch.prompts * batch.group_size
+        each, beside = direct(run, endpoint)
+    responses = run.batch.size
     total = each * responses + beside
     print(
         f"direct: {1e6 * each:.0f} us of CPU a response x {responses} + {1e3 * beside:.1f} ms beside them = "

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from leeway.errors import LeewayError
-from leeway.process import secret, service_parser
+from leeway.process import freeze_heap, secret, service_parser
 from leeway.telemetry.logs import setup_logging
 from leeway.telemetry.metrics import serve_metrics
 from leeway.telemetry.tracing import start_tracing
@@ -82,6 +82,7 @@ def main(argv: list[str] | None = None) -> int:
             port = telemetry.metrics_port if args.metrics_port is None else args.metrics_port
             stack.enter_context(serve_metrics(port))
             stack.callback(start_tracing(telemetry, "controller", "controller", args.run))
+            freeze_heap()
             controller.run()
     except LeewayError as exc:
         log.error("%s", exc)

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from leeway.errors import EXIT_FAILED, LeewayError
-from leeway.process import exit_on_sigterm, secret, service_parser
+from leeway.process import exit_on_sigterm, freeze_heap, secret, service_parser
 from leeway.telemetry.logs import setup_logging
 from leeway.telemetry.metrics import serve_metrics
 from leeway.telemetry.tracing import start_tracing
@@ -89,6 +89,7 @@ async def _serve(args: argparse.Namespace, config: RunConfig, client: redis.Redi
                 loop.add_signal_handler(number, sampler.stop)
             port = config.sampler.http_port if args.port is None else args.port
             async with serve_health(config.sampler.http_host, port, engine.healthy, sampler.readiness):
+                freeze_heap()
                 await sampler.run()
     finally:
         engine.shutdown()

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from leeway.errors import EXIT_OK, LeewayError
-from leeway.process import exit_on_sigterm, limit_threads, secret, service_parser
+from leeway.process import exit_on_sigterm, freeze_heap, limit_threads, secret, service_parser
 from leeway.telemetry.logs import setup_logging
 from leeway.telemetry.metrics import serve_metrics
 from leeway.telemetry.tracing import start_tracing
@@ -84,6 +84,7 @@ def main(argv: list[str] | None = None) -> int:
                 )
                 stack.callback(stop_tracing)
             trainer.on_start = lambda: health.ready.update(ready=True)
+            freeze_heap()
             trainer.run()
         except StoppedError:
             raise
