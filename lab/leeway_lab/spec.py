@@ -124,6 +124,8 @@ class Experiment(_Spec):
     seeds: int = Field(default=5, ge=1)
     floor_seeds: int = Field(default=10, ge=2)
     """Of the arm `on_policy`: the floor is in every ratio, so its error is too."""
+    first_seed: int = Field(default=FIRST_SEED, ge=FIRST_SEED)
+    """A version that was made after seeing results of the one before it is judged on seeds of its own."""
 
     def runs(self, seeds: int | None = None) -> dict[str, list[RunSpec]]:
         """Label -> one run per seed; `seeds`: that many for every arm."""
@@ -134,7 +136,7 @@ class Experiment(_Spec):
             if label == ON_POLICY:
                 common = merged(common, ON_POLICY_RUN)
             arm = merged(common, over)
-            seeds_used = range(FIRST_SEED, FIRST_SEED + count)
+            seeds_used = range(self.first_seed, self.first_seed + count)
             found[label] = [RunSpec.model_validate(merged(arm, {"seed": seed})) for seed in seeds_used]
         return found
 
