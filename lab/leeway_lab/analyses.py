@@ -14,6 +14,7 @@ from leeway_lab.results import (
     Series,
     Status,
     Verdict,
+    bounds,
     first_departure,
     mean_line,
     ratio_figure,
@@ -117,6 +118,7 @@ def holds(results: Results) -> Verdict:
     arms = [arm for arm in results.specs if arm != ON_POLICY]
     ratios = {arm: results.ratios(arm) for arm in arms}
     syncs = {arm: results.syncs(arm) for arm in arms}
+    reverse = {arm: results.reverse(arm) for arm in arms}
     every = results.specs[ON_POLICY][0].steps - 1
     passed = {
         arm: max(r.high for r in ratios[arm].values()) <= want["floors"]
@@ -126,7 +128,8 @@ def holds(results: Results) -> Verdict:
     main = want["arm"]
     lines = [
         f"{arm}: at most {max(r.value for r in found.values()):.2f} floors (upper bound "
-        f"{max(r.high for r in found.values()):.2f}) with {syncs[arm]:.1f} of {every} syncs"
+        f"{max(r.high for r in found.values()):.2f}) with {syncs[arm]:.1f} of {every} syncs, at the last mark "
+        f"{_range(found[max(found)])} and the other way round {_range(reverse[arm])}"
         for arm, found in ratios.items()
     ]
     others = [arm for arm, good in passed.items() if good and arm != main]
@@ -134,7 +137,14 @@ def holds(results: Results) -> Verdict:
     return Verdict(
         status="reproduced" if passed[main] else "not reproduced",
         text=f"judged: {main}. " + "; ".join(lines) + tail,
-        numbers={arm: {"ratios": rounded(ratios[arm]), "syncs": syncs[arm]} for arm in arms},
+        numbers={
+            arm: {
+                "ratios": rounded(ratios[arm]),
+                "reverse_at_last": bounds(reverse[arm]),
+                "syncs": syncs[arm],
+            }
+            for arm in arms
+        },
         figures=[ratio_figure(ratios, results.experiment.title), _frontier(ratios, syncs)],
     )
 

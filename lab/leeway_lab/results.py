@@ -101,6 +101,10 @@ class Results:
         """Of all marks."""
         return {mark: self.ratio(arm, mark) for mark in self.marks(arm)}
 
+    def reverse(self, arm: str) -> Ratio:
+        """KL(on-policy || arm) / floor at the last mark."""
+        return self.ratio(arm, self.marks(arm)[-1], reverse=True)
+
     def syncs(self, arm: str) -> float:
         """Mean number of resyncs of a run."""
         return float(np.mean([len(run.resyncs) for run in self.runs(arm)]))
@@ -148,7 +152,12 @@ def mean_line(results: Results, arm: str, name: str, label: str | None = None) -
 
 def rounded(ratios: dict[int, Ratio]) -> dict[str, list[float]]:
     """mark -> [value, low, high], for the numbers of a verdict."""
-    return {str(m): [round(v, 3) for v in (r.value, r.low, r.high)] for m, r in ratios.items()}
+    return {str(mark): bounds(ratio) for mark, ratio in ratios.items()}
+
+
+def bounds(ratio: Ratio) -> list[float]:
+    """[value, low, high], for the numbers of a verdict."""
+    return [round(v, 3) for v in (ratio.value, ratio.low, ratio.high)]
 
 
 def first_departure(ratios: dict[int, Ratio], floors: float) -> int | None:
