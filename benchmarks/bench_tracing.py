@@ -1,11 +1,12 @@
 """What tracing costs a step: runs with it off and on in turn, and the time of the spans themselves.
 
     python benchmarks/bench_tracing.py                                    # the tiny model, 3 pairs of runs
-    python benchmarks/bench_tracing.py examples/quickstart.yaml --pairs 3 --steps 43 \
-        --set batch.prompts=2 sync.max_lead=0 sync.max_age=null sync.clip_fraction=null
+    python benchmarks/bench_tracing.py examples/quickstart.yaml --pairs 2 --steps 123 \
+        --set batch.prompts=1 batch.group_size=4 sync.max_lead=0 sync.max_age=null sync.clip_fraction=null \
+        trainer.checkpoint_every=1000
 
-The second trains one model of 135 million parameters, in steps that all do the same work: nothing is generated
-beside a step and no weights are sent in it.
+The second is a model of 135 million parameters, in many short steps that all do the same work: nothing is
+generated beside a step and no weights are sent in it.
 
 Two figures, because runs on a busy machine differ by more than tracing costs:
 

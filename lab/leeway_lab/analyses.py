@@ -128,8 +128,8 @@ def holds(results: Results) -> Verdict:
     main = want["arm"]
     lines = [
         f"{arm}: at most {max(r.value for r in found.values()):.2f} floors (upper bound "
-        f"{max(r.high for r in found.values()):.2f}) with {syncs[arm]:.1f} of {every} syncs, at the last mark "
-        f"{_range(found[max(found)])} and the other way round {_range(reverse[arm])}"
+        f"{max(r.high for r in found.values()):.2f}) with {syncs[arm]:.1f} of {every} syncs, "
+        f"at the last mark {_range(found[max(found)])} and the other way round {_range(reverse[arm])}"
         for arm, found in ratios.items()
     ]
     others = [arm for arm, good in passed.items() if good and arm != main]
