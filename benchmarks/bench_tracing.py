@@ -1,17 +1,14 @@
-"""What tracing costs a step: runs with it off and on in turn, and the time of the spans themselves.
+"""What tracing costs a step: two runs of which one is traced, in turn, and the time of the spans themselves.
 
-    python benchmarks/bench_tracing.py                                    # the tiny model, 3 pairs of runs
-    python benchmarks/bench_tracing.py examples/quickstart.yaml --pairs 2 --steps 123 \
-        --set batch.prompts=1 batch.group_size=4 sync.max_lead=0 sync.max_age=null sync.clip_fraction=null \
-        trainer.checkpoint_every=1000
+    python benchmarks/bench_tracing.py                                    # the tiny model
+    python benchmarks/bench_tracing.py examples/quickstart.yaml --pairs 200 \\
+        --set batch.prompts=1 batch.group_size=4 sync.max_age=null sync.clip_fraction=null
 
-The second is a model of 135 million parameters, in many short steps that all do the same work: nothing is
-generated beside a step and no weights are sent in it.
+The second is a model of 135 million parameters, in many short steps that send no weights.
 
-Two figures, because runs on a busy machine differ by more than tracing costs:
-
-paired     time on / off of each step of each pair of neighbouring runs, which have the same prompts at the
-           same step, and the interval that holds the median ratio with at least 95 % (order statistics)
+paired     a run with tracing off and one with it on do a step in turn while the other stands still (SIGSTOP):
+           where the machine gets faster or slower it does so for both; the interval holds the median ratio
+           with at least 95 % (order statistics)
 direct     CPU time of the spans of one response and of one step, made by the services' own functions and sent
            by the real exporter, times how many there are; as if none of it ran beside anything else
 """
@@ -22,25 +19,37 @@ import argparse
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 
 if TYPE_CHECKING:
     from leeway.config import RunConfig
 
 ROOT = Path(__file__).parents[1]
-SKIPPED = 3
+SKIPPED = 5
 """First steps of a run, which wait for the first batch and compile."""
+STEP_BUDGET_S = 600
+BLOCK = 5
+STANDING = (
+    "sync.max_lead=0",
+    "sync.heartbeat_s=5",
+    "sync.ticket_idle_s=3600",
+    "redis.socket_timeout_s=600",
+    "trainer.checkpoint_every=100000",
+)
+"""So that a step's work is done within it, and that nobody is missed while standing still."""
 RESPONSES = 4000
 
 
@@ -100,38 +109,47 @@ def take_counts(url: str) -> dict[str, int]:
     return counts
 
 
-def run_steps(config: Path, settings: list[str], steps: int, endpoint: str | None) -> list[float]:
-    """Seconds of each step of one run, but the first ones."""
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}
-    if endpoint:
-        environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = endpoint
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "run"
-        command = [
-            sys.executable,
-            "-m",
-            "leeway.cli",
-            "run",
-            str(config),
-            "--steps",
-            str(steps),
-            "--out",
-            str(out),
-            *(word for setting in settings for word in ("--set", setting)),
-        ]
-        done = subprocess.run(
-            command,
-            env=environ,
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            sys.exit(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout[-4000:]}")
-        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [row["time/step_s"] for row in rows][SKIPPED:]
+class Run:
+    """`leeway run` that goes on only when told to; all its processes stand still meanwhile."""
+
+    def __init__(self, config: Path, settings: list[str], endpoint: str | None, folder: Path) -> None:
+        self.out, self.log = folder / "run", folder / "log"
+        self.endpoint, self.steps = endpoint, 0
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}
+        if endpoint:
+            environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = endpoint
+        command = [sys.executable, "-m", "leeway.cli", "run", str(config), "--steps", "100000"]
+        command += ["--out", str(self.out)]
+        command += [word for setting in [*STANDING, *settings] for word in ("--set", setting)]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(command, env=environ, cwd=ROOT, stdout=log, stderr=log)
+
+    def advance(self) -> float:
+        """Go on until the next step is reported; seconds that took."""
+        began = time.perf_counter()
+        self.signal(signal.SIGCONT)
+        while self.reported() == self.steps:
+            if self.process.poll() is not None or time.perf_counter() - began > STEP_BUDGET_S:
+                sys.exit(f"no step {self.steps} within {STEP_BUDGET_S} s:\n{self.log.read_text()[-4000:]}")
+            time.sleep(0.002)
+        self.signal(signal.SIGSTOP)
+        self.steps = self.reported()
+        return time.perf_counter() - began
+
+    def reported(self) -> int:
+        path = self.out / "metrics.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def signal(self, number: int) -> None:
+        for process in [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(True)]:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def end(self) -> None:
+        with suppress(psutil.NoSuchProcess):
+            self.signal(signal.SIGCONT)
+        self.process.terminate()
+        self.process.wait(120)
 
 
 def median_interval(values: list[float], coverage: float = 0.95) -> tuple[float, float, float]:
@@ -146,21 +164,35 @@ def median_interval(values: list[float], coverage: float = 0.95) -> tuple[float,
 
 
 def paired(
-    config: Path, settings: list[str], pairs: int, steps: int, endpoint: str
-) -> tuple[list[float], float, dict[str, float]]:
-    """Ratios on / off of each step, the median step time off, and spans per step by name."""
-    ratios, off_s, spans = [], [], {}
-    for pair in range(pairs):
-        times: dict[bool, list[float]] = {}
-        for on in (False, True) if pair % 2 == 0 else (True, False):
-            times[on] = run_steps(config, settings, steps, endpoint if on else None)
-            if on:
-                spans = {name: count / steps for name, count in take_counts(endpoint).items()}
-        ratios += [on / off for on, off in zip(times[True], times[False], strict=True)]
-        off_s += times[False]
-        medians = ", ".join(f"{'on' if on else 'off'} {statistics.median(times[on]):.3f} s" for on in times)
-        print(f"pair {pair + 1}: median step {medians}", flush=True)
-    return ratios, statistics.median(off_s), spans
+    config: Path, settings: list[str], pairs: int, endpoint: str
+) -> tuple[list[float], list[float], dict[str, float]]:
+    """Seconds of each step of the run without and of that with tracing, and spans per step by name."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    with ExitStack() as stack:
+        runs = []
+        for to in (None, endpoint):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            runs.append(Run(config, settings, to, folder))
+            stack.callback(runs[-1].end)
+            for _ in range(SKIPPED):
+                runs[-1].advance()
+        take_counts(endpoint)
+        began = runs[1].steps
+        for pair in range(pairs):
+            for at in (0, 1) if pair % 2 == 0 else (1, 0):
+                seconds[at].append(runs[at].advance())
+            if (pair + 1) % 20 == 0:
+                off, on = (statistics.fmean(column) for column in seconds)
+                print(f"{pair + 1} pairs of steps: off {off:.3f} s, on {on:.3f} s on average", flush=True)
+        steps = runs[1].steps - began
+    # what had ended and was not sent yet came at the end
+    return *seconds, {name: count / steps for name, count in take_counts(endpoint).items()}
+
+
+def blocks(off: list[float], on: list[float]) -> list[float]:
+    """Ratios on / off of sums over BLOCK steps: a step is seen to end only when the launcher looks."""
+    cuts = range(0, len(off) - BLOCK + 1, BLOCK)
+    return [sum(on[at : at + BLOCK]) / sum(off[at : at + BLOCK]) for at in cuts]
 
 
 def direct(run: RunConfig, endpoint: str) -> tuple[float, float]:
@@ -244,8 +276,7 @@ def flush() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("config", type=Path, nargs="?", default=ROOT / "examples" / "tiny.yaml")
-    parser.add_argument("--pairs", type=int, default=3, help="pairs of runs; 0: only the direct figure")
-    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--pairs", type=int, default=100, help="pairs of steps; 0: only the direct figure")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the run")
     parser.add_argument("--step-seconds", type=float, help="step time to compare with when --pairs is 0")
     parser.add_argument("--receiver", action="store_true", help=argparse.SUPPRESS)
@@ -258,11 +289,13 @@ def main() -> None:
     with receiver() as endpoint:
         step_s = args.step_seconds
         if args.pairs:
-            ratios, step_s, spans = paired(args.config, args.set, args.pairs, args.steps, endpoint)
+            off, on, spans = paired(args.config, args.set, args.pairs, endpoint)
+            ratios, step_s = blocks(off, on), statistics.fmean(off)
             low, high, covered = median_interval(ratios)
             print(
-                f"paired: median ratio {statistics.median(ratios):.4f}, {100 * covered:.0f} % interval "
-                f"{low:.4f} to {high:.4f} over {len(ratios)} steps of {args.pairs} pairs of runs"
+                f"paired: {args.pairs} steps each, off {step_s:.3f} s, on {statistics.fmean(on):.3f} s: "
+                f"ratio {sum(on) / sum(off):.4f}, of {len(ratios)} blocks of {BLOCK} in the median "
+                f"{statistics.median(ratios):.4f}, {100 * covered:.0f} % interval {low:.4f} to {high:.4f}"
             )
             print(
                 f"spans per step: {sum(spans.values()):.0f}  "
