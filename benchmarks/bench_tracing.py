@@ -1,14 +1,14 @@
-"""What tracing costs a step: two runs of which one is traced, in turn, and the time of the spans themselves.
+"""What tracing costs a step: one run that is traced half of the time, and the time of the spans themselves.
 
     python benchmarks/bench_tracing.py                                    # the tiny model
-    python benchmarks/bench_tracing.py examples/quickstart.yaml --pairs 200 \\
+    python benchmarks/bench_tracing.py examples/quickstart.yaml --steps 300 \\
         --set batch.prompts=1 batch.group_size=4 sync.max_age=null sync.clip_fraction=null
 
 The second is a model of 135 million parameters, in many short steps that send no weights.
 
-paired     a run with tracing off and one with it on do a step in turn while the other stands still (SIGSTOP):
-           where the machine gets faster or slower it does so for both; the interval holds the median ratio
-           with at least 95 % (order statistics)
+paired     in the processes of one run, tracing is off and on in turn for some seconds: two runs of the same
+           configuration differ by 5 % in the time of a step, from their first to their last. The interval
+           holds the median ratio of neighbouring slots with at least 95 % (order statistics)
 direct     CPU time of the spans of one response and of one step, made by the services' own functions and sent
            by the real exporter, times how many there are; as if none of it ran beside anything else
 """
@@ -19,20 +19,18 @@ import argparse
 import json
 import math
 import os
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 
 if TYPE_CHECKING:
     from leeway.config import RunConfig
@@ -40,16 +38,30 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 SKIPPED = 5
 """First steps of a run, which wait for the first batch and compile."""
-STEP_BUDGET_S = 600
-BLOCK = 5
-STANDING = (
-    "sync.max_lead=0",
-    "sync.heartbeat_s=5",
-    "sync.ticket_idle_s=3600",
-    "redis.socket_timeout_s=600",
-    "trainer.checkpoint_every=100000",
-)
-"""So that a step's work is done within it, and that nobody is missed while standing still."""
+SLOT_S = 20
+SEEN_AFTER_S = 0.25
+"""Longest time from the end of a step to its line in metrics.jsonl."""
+ALONE = ("sync.max_lead=0", "trainer.checkpoint_every=100000")
+"""So that the work of a step is done within it."""
+SWITCH = """
+import os, sys, threading, time
+
+def switch():
+    while True:
+        time.sleep(SLOT_S - time.time() % SLOT_S)
+        if not os.path.exists("METRICS") or not os.path.getsize("METRICS"):
+            continue  # the engine is built with tracing on
+        on = int(time.time() // SLOT_S) % 2 == 1
+        sys.modules["leeway.telemetry.tracing"]._on = on
+        vllm = sys.modules.get("vllm.v1.engine.output_processor")
+        if vllm is not None:
+            spans = vars(vllm).setdefault("_spans", vllm.OutputProcessor.do_tracing)
+            vllm.OutputProcessor.do_tracing = spans if on else lambda *args: None
+
+if any(word.startswith("leeway_") for word in sys.orig_argv):
+    threading.Thread(target=switch, daemon=True).start()
+"""
+"""Of a sitecustomize module: what services import when they start."""
 RESPONSES = 4000
 
 
@@ -109,49 +121,6 @@ def take_counts(url: str) -> dict[str, int]:
     return counts
 
 
-class Run:
-    """`leeway run` that goes on only when told to; all its processes stand still meanwhile."""
-
-    def __init__(self, config: Path, settings: list[str], endpoint: str | None, folder: Path) -> None:
-        self.out, self.log = folder / "run", folder / "log"
-        self.endpoint, self.steps = endpoint, 0
-        environ = {k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}
-        if endpoint:
-            environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = endpoint
-        command = [sys.executable, "-m", "leeway.cli", "run", str(config), "--steps", "100000"]
-        command += ["--out", str(self.out)]
-        command += [word for setting in [*STANDING, *settings] for word in ("--set", setting)]
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(command, env=environ, cwd=ROOT, stdout=log, stderr=log)
-
-    def advance(self) -> float:
-        """Go on until the next step is reported; seconds that took."""
-        began = time.perf_counter()
-        self.signal(signal.SIGCONT)
-        while self.reported() == self.steps:
-            if self.process.poll() is not None or time.perf_counter() - began > STEP_BUDGET_S:
-                sys.exit(f"no step {self.steps} within {STEP_BUDGET_S} s:\n{self.log.read_text()[-4000:]}")
-            time.sleep(0.002)
-        self.signal(signal.SIGSTOP)
-        self.steps = self.reported()
-        return time.perf_counter() - began
-
-    def reported(self) -> int:
-        path = self.out / "metrics.jsonl"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
-
-    def signal(self, number: int) -> None:
-        for process in [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(True)]:
-            with suppress(psutil.NoSuchProcess):
-                process.send_signal(number)
-
-    def end(self) -> None:
-        with suppress(psutil.NoSuchProcess):
-            self.signal(signal.SIGCONT)
-        self.process.terminate()
-        self.process.wait(120)
-
-
 def median_interval(values: list[float], coverage: float = 0.95) -> tuple[float, float, float]:
     """(low, high, coverage) of order statistics that hold the median of what `values` are drawn from."""
     values, n = sorted(values), len(values)
@@ -164,35 +133,53 @@ def median_interval(values: list[float], coverage: float = 0.95) -> tuple[float,
 
 
 def paired(
-    config: Path, settings: list[str], pairs: int, endpoint: str
-) -> tuple[list[float], list[float], dict[str, float]]:
-    """Seconds of each step of the run without and of that with tracing, and spans per step by name."""
-    seconds: tuple[list[float], list[float]] = ([], [])
-    with ExitStack() as stack:
-        runs = []
-        for to in (None, endpoint):
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            runs.append(Run(config, settings, to, folder))
-            stack.callback(runs[-1].end)
-            for _ in range(SKIPPED):
-                runs[-1].advance()
-        take_counts(endpoint)
-        began = runs[1].steps
-        for pair in range(pairs):
-            for at in (0, 1) if pair % 2 == 0 else (1, 0):
-                seconds[at].append(runs[at].advance())
-            if (pair + 1) % 20 == 0:
-                off, on = (statistics.fmean(column) for column in seconds)
-                print(f"{pair + 1} pairs of steps: off {off:.3f} s, on {on:.3f} s on average", flush=True)
-        steps = runs[1].steps - began
-    # what had ended and was not sent yet came at the end
-    return *seconds, {name: count / steps for name, count in take_counts(endpoint).items()}
+    config: Path, settings: list[str], steps: int, endpoint: str
+) -> tuple[dict[int, list[float]], dict[str, float]]:
+    """Seconds of the steps in each slot of time (in odd ones there is tracing; steps that begin in another
+    are left out), and spans per step by name."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}
+    slots: dict[int, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        out, log = Path(folder) / "run", Path(folder) / "log"
+        switch = SWITCH.replace("SLOT_S", str(SLOT_S)).replace("METRICS", str(out / "metrics.jsonl"))
+        (Path(folder) / "sitecustomize.py").write_text(switch)
+        path = os.pathsep.join(filter(None, (folder, environ.get("PYTHONPATH"))))
+        environ |= {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "PYTHONPATH": path}
+        command = [sys.executable, "-m", "leeway.cli", "run", str(config), "--steps", str(steps)]
+        command += ["--out", str(out)]
+        command += [word for setting in (*ALONE, *settings) for word in ("--set", setting)]
+        with log.open("w") as stream:
+            process = subprocess.Popen(command, env=environ, cwd=ROOT, stdout=stream, stderr=stream)
+        seen = 0
+        while process.poll() is None:
+            time.sleep(0.01)
+            now = time.time()
+            for row in read_rows(out / "metrics.jsonl")[seen:]:
+                seen += 1
+                began, ended = now - SEEN_AFTER_S - row["time/step_s"], now
+                if seen > SKIPPED and began // SLOT_S == ended // SLOT_S:
+                    slots.setdefault(int(ended // SLOT_S), []).append(row["time/step_s"])
+                if seen % 50 == 0:
+                    print(f"{seen} of {steps} steps", flush=True)
+        if process.returncode:
+            sys.exit(f"{' '.join(command)}: exit {process.returncode}\n{log.read_text()[-4000:]}")
+    return slots, {name: count / steps for name, count in take_counts(endpoint).items()}
 
 
-def blocks(off: list[float], on: list[float]) -> list[float]:
-    """Ratios on / off of sums over BLOCK steps: a step is seen to end only when the launcher looks."""
-    cuts = range(0, len(off) - BLOCK + 1, BLOCK)
-    return [sum(on[at : at + BLOCK]) / sum(off[at : at + BLOCK]) for at in cuts]
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def neighbours(slots: dict[int, list[float]]) -> list[float]:
+    """Ratios on / off of the mean steps of a slot and the one after it, each in one pair only."""
+    ratios, last = [], -1
+    for at in sorted(slots):
+        if at - 1 in slots and at - 1 != last:
+            on, off = (at, at - 1) if at % 2 else (at - 1, at)
+            ratios.append(statistics.fmean(slots[on]) / statistics.fmean(slots[off]))
+            last = at
+    return ratios
 
 
 def direct(run: RunConfig, endpoint: str) -> tuple[float, float]:
@@ -276,9 +263,9 @@ def flush() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("config", type=Path, nargs="?", default=ROOT / "examples" / "tiny.yaml")
-    parser.add_argument("--pairs", type=int, default=100, help="pairs of steps; 0: only the direct figure")
+    parser.add_argument("--steps", type=int, default=200, help="0: only the direct figure")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the run")
-    parser.add_argument("--step-seconds", type=float, help="step time to compare with when --pairs is 0")
+    parser.add_argument("--step-seconds", type=float, help="step time to compare with when --steps is 0")
     parser.add_argument("--receiver", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.receiver:
@@ -288,15 +275,21 @@ def main() -> None:
     run = load_config(args.config, args.set)
     with receiver() as endpoint:
         step_s = args.step_seconds
-        if args.pairs:
-            off, on, spans = paired(args.config, args.set, args.pairs, endpoint)
-            ratios, step_s = blocks(off, on), statistics.fmean(off)
+        if args.steps:
+            slots, spans = paired(args.config, args.set, args.steps, endpoint)
+            off, on = ([s for at in slots if at % 2 == odd for s in slots[at]] for odd in (0, 1))
+            ratios, step_s = neighbours(slots), statistics.fmean(off)
             low, high, covered = median_interval(ratios)
             print(
-                f"paired: {args.pairs} steps each, off {step_s:.3f} s, on {statistics.fmean(on):.3f} s: "
-                f"ratio {sum(on) / sum(off):.4f}, of {len(ratios)} blocks of {BLOCK} in the median "
+                f"paired: {len(off)} steps off, {step_s:.3f} s on average, {len(on)} on, "
+                f"{statistics.fmean(on):.3f} s; median ratio of {len(ratios)} pairs of neighbouring slots "
                 f"{statistics.median(ratios):.4f}, {100 * covered:.0f} % interval {low:.4f} to {high:.4f}"
             )
+            error = math.hypot(
+                *(statistics.stdev(x) / math.sqrt(len(x)) / statistics.fmean(x) for x in (off, on))
+            )
+            ratio = statistics.fmean(on) / step_s
+            print(f"all steps: ratio {ratio:.4f} +- {1.96 * error:.4f} (95 %)")
             print(
                 f"spans per step: {sum(spans.values()):.0f}  "
                 + json.dumps({k: round(v, 2) for k, v in spans.items()})
