@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("leeway_sampler")
 
 GC_YOUNG = 10_000
-"""New objects before the collector looks for garbage among them. With hundreds of responses and their spans in
-the air most still live at Python's default of 700, and are looked at again and again."""
+"""New objects before the collector looks for garbage among them. With hundreds of responses and their spans
+in the air most still live at Python's default of 700, and are looked at again and again."""
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
