@@ -2,7 +2,8 @@
 
     python benchmarks/bench_tracing.py                                    # the tiny model
     python benchmarks/bench_tracing.py examples/quickstart.yaml --steps 300 \\
-        --set batch.prompts=1 batch.group_size=4 sync.max_age=null sync.clip_fraction=null
+        --set batch.prompts=1 batch.group_size=4 sync.ess_threshold=null sync.max_age=null \\
+        sync.clip_fraction=null
 
 The second is a model of 135 million parameters, in many short steps that send no weights.
 
@@ -149,26 +150,15 @@ def paired(
         command += ["--out", str(out)]
         command += [word for setting in (*ALONE, *settings) for word in ("--set", setting)]
         with log.open("w") as stream:
-            process = subprocess.Popen(command, env=environ, cwd=ROOT, stdout=stream, stderr=stream)
-        seen = 0
-        while process.poll() is None:
-            time.sleep(0.01)
-            now = time.time()
-            for row in read_rows(out / "metrics.jsonl")[seen:]:
-                seen += 1
-                began, ended = now - SEEN_AFTER_S - row["time/step_s"], now
-                if seen > SKIPPED and began // SLOT_S == ended // SLOT_S:
-                    slots.setdefault(int(ended // SLOT_S), []).append(row["time/step_s"])
-                if seen % 50 == 0:
-                    print(f"{seen} of {steps} steps", flush=True)
-        if process.returncode:
-            sys.exit(f"{' '.join(command)}: exit {process.returncode}\n{log.read_text()[-4000:]}")
+            code = subprocess.call(command, env=environ, cwd=ROOT, stdout=stream, stderr=stream)
+        if code:
+            sys.exit(f"{' '.join(command)}: exit {code}\n{log.read_text()[-4000:]}")
+        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    for row in rows[SKIPPED:]:
+        ended = row["time"]
+        if (ended - SEEN_AFTER_S - row["time/step_s"]) // SLOT_S == ended // SLOT_S:
+            slots.setdefault(int(ended // SLOT_S), []).append(row["time/step_s"])
     return slots, {name: count / steps for name, count in take_counts(endpoint).items()}
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def neighbours(slots: dict[int, list[float]]) -> list[float]:
