@@ -140,6 +140,7 @@ class Recorder:
         trainer_time = sum(_number(row, "time/step_s") for row in rows)
         waited = sum(_number(row, "time/wait_s") for row in rows)
         uptime = self.samplers["uptime_s"]
+        trained = int(sum(_number(row, "tokens") for row in rows))
         return {
             "schema_version": 1,
             "status": status,
@@ -162,8 +163,9 @@ class Recorder:
                 for row in rows
                 if row.get("verdict/action") == "resync"
             ],
-            "tokens_generated": int(self.samplers["tokens"] + self._earlier("tokens_generated")),
-            "tokens_trained": int(sum(_number(row, "tokens") for row in rows)),
+            # Samplers tell theirs with a heartbeat, which may not have come yet for the last batch.
+            "tokens_generated": max(int(self.samplers["tokens"] + self._earlier("tokens_generated")), trained),
+            "tokens_trained": trained,
             "tokens_voided": int(
                 self._earlier("tokens_voided")
                 + self.samplers["tokens_voided"]
