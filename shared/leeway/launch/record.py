@@ -164,7 +164,9 @@ class Recorder:
                 if row.get("verdict/action") == "resync"
             ],
             # Samplers tell theirs with a heartbeat, which may not have come yet for the last batch.
-            "tokens_generated": max(int(self.samplers["tokens"] + self._earlier("tokens_generated")), trained),
+            "tokens_generated": max(
+                int(self.samplers["tokens"] + self._earlier("tokens_generated")), trained
+            ),
             "tokens_trained": trained,
             "tokens_voided": int(
                 self._earlier("tokens_voided")
