@@ -8,8 +8,8 @@
 The second is a model of 135 million parameters, in many short steps that send no weights.
 
 paired     in the processes of one run, tracing is off and on in turn for some seconds: two runs of the same
-           configuration differ by 5 % in the time of a step, from their first to their last. The interval
-           holds the median ratio of neighbouring slots with at least 95 % (order statistics)
+           configuration differ by 5 % in the time of a step, from their first to their last, and a machine
+           goes faster and slower from minute to minute. So each slot is compared with the two beside it
 direct     CPU time of the spans of one response and of one step, made by the services' own functions and sent
            by the real exporter, times how many there are; as if none of it ran beside anything else
 """
@@ -40,6 +40,7 @@ ROOT = Path(__file__).parents[1]
 SKIPPED = 5
 """First steps of a run, which wait for the first batch and compile."""
 SLOT_S = 20
+BLOCK = 6
 SEEN_AFTER_S = 0.25
 """Longest time from the end of a step to its line in metrics.jsonl."""
 ALONE = ("sync.max_lead=0", "trainer.checkpoint_every=100000")
@@ -122,17 +123,6 @@ def take_counts(url: str) -> dict[str, int]:
     return counts
 
 
-def median_interval(values: list[float], coverage: float = 0.95) -> tuple[float, float, float]:
-    """(low, high, coverage) of order statistics that hold the median of what `values` are drawn from."""
-    values, n = sorted(values), len(values)
-
-    def covered(cut: int) -> float:
-        return 1 - 2 * sum(math.comb(n, i) for i in range(cut + 1)) / 2**n
-
-    cut = max((c for c in range((n - 1) // 2 + 1) if covered(c) >= coverage), default=0)
-    return values[cut], values[n - 1 - cut], covered(cut)
-
-
 def paired(
     config: Path, settings: list[str], steps: int, endpoint: str
 ) -> tuple[dict[int, list[float]], dict[str, float]]:
@@ -162,14 +152,21 @@ def paired(
 
 
 def neighbours(slots: dict[int, list[float]]) -> list[float]:
-    """Ratios on / off of the mean steps of a slot and the one after it, each in one pair only."""
-    ratios, last = [], -1
-    for at in sorted(slots):
-        if at - 1 in slots and at - 1 != last:
-            on, off = (at, at - 1) if at % 2 else (at - 1, at)
-            ratios.append(statistics.fmean(slots[on]) / statistics.fmean(slots[off]))
-            last = at
-    return ratios
+    """log(on / off) of the mean step in each slot and the two beside it."""
+    means = {at: math.log(statistics.fmean(seconds)) for at, seconds in slots.items()}
+    return [
+        (1 if at % 2 else -1) * (means[at] - (means[at - 1] + means[at + 1]) / 2)
+        for at in sorted(means)
+        if at - 1 in means and at + 1 in means
+    ]
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """95 % interval of the mean: bootstrap over means of BLOCK values (a slot is in up to three of them)."""
+    blocks = [np.mean(values[at : at + BLOCK]) for at in range(0, len(values), BLOCK)]
+    means = np.random.default_rng(0).choice(blocks, (10_000, len(blocks))).mean(1)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(low), float(high)
 
 
 def direct(run: RunConfig, endpoint: str) -> tuple[float, float]:
@@ -268,12 +265,13 @@ def main() -> None:
         if args.steps:
             slots, spans = paired(args.config, args.set, args.steps, endpoint)
             off, on = ([s for at in slots if at % 2 == odd for s in slots[at]] for odd in (0, 1))
-            ratios, step_s = neighbours(slots), statistics.fmean(off)
-            low, high, covered = median_interval(ratios)
+            step_s = statistics.fmean(off)
+            changes = neighbours(slots)
+            low, high = interval(changes)
             print(
                 f"paired: {len(off)} steps off, {step_s:.3f} s on average, {len(on)} on, "
-                f"{statistics.fmean(on):.3f} s; median ratio of {len(ratios)} pairs of neighbouring slots "
-                f"{statistics.median(ratios):.4f}, {100 * covered:.0f} % interval {low:.4f} to {high:.4f}"
+                f"{statistics.fmean(on):.3f} s; {len(changes)} slots with their neighbours: on costs "
+                f"{100 * statistics.fmean(changes):.2f} % ({100 * low:.2f} to {100 * high:.2f} %, 95 %)"
             )
             error = math.hypot(
                 *(statistics.stdev(x) / math.sqrt(len(x)) / statistics.fmean(x) for x in (off, on))

@@ -81,7 +81,7 @@ def run(
     ] = False,
 ) -> None:
     """Run everything on this machine: Redis, controller, trainer and samplers."""
-    from leeway.config_load import load_config
+    from leeway.config_load import load_config, unused_settings
     from leeway.launch.claims import default_out
     from leeway.launch.local import LocalRun
 
@@ -104,6 +104,8 @@ def run(
             f"{path}: the passwords of its Redis are not stored; give --redis or LEEWAY_REDIS__URL, and "
             "redis.service_urls again if it had any"
         )
+    for unused in unused_settings(resolved):
+        typer.echo(f"leeway: warning: {unused}", err=True)
     directory = resume or out or default_out(resolved)
     result = LocalRun(resolved, directory, resume=resume is not None, as_json=as_json).run()
     if as_json:
@@ -231,7 +233,7 @@ def corrections_show(name: Annotated[str, typer.Argument(help="Name of a correct
     if name not in METHODS:
         raise UsageError(f"no correction {name!r}; there are: {', '.join(METHODS)}")
     _print_methods([name])
-    for key in METHODS[name].defaults:
+    for key in METHODS[name].settings:
         field = CorrectionConfig.model_fields[key]
         typer.echo(f"correction.{key}: {json.dumps(field.default)}  {field.description or ''}".rstrip())
 
@@ -256,7 +258,7 @@ def _print_methods(names: list[str]) -> None:
     from leeway.corrections import METHODS
 
     for method in (METHODS[name] for name in names):
-        defaults = (f"{key}={CorrectionConfig.model_fields[key].default}" for key in method.defaults)
+        defaults = (f"{key}={CorrectionConfig.model_fields[key].default}" for key in method.settings)
         rows = {
             "estimator": method.formula,
             "needs": ", ".join(method.needs) or "nothing beyond pi_theta",
@@ -304,9 +306,12 @@ def config_schema() -> None:
 @config_app.command("show")
 def config_show(file: Annotated[Path, typer.Argument(help="YAML file of a run.")], sets: Sets = None) -> None:
     """Print the resolved values of a configuration (passwords hidden)."""
-    from leeway.config_load import dump_config, load_config
+    from leeway.config_load import dump_config, load_config, unused_settings
 
-    typer.echo(dump_config(load_config(file, sets or [])), nl=False)
+    resolved = load_config(file, sets or [])
+    typer.echo(dump_config(resolved), nl=False)
+    for unused in unused_settings(resolved):
+        typer.echo(f"leeway: warning: {unused}", err=True)
 
 
 def main() -> None:

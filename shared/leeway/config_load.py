@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from leeway.config import RunConfig
+from leeway.config import CorrectionConfig, RunConfig
 from leeway.errors import UsageError
 
 ENV_PREFIX = "LEEWAY_"
@@ -208,6 +208,22 @@ def _check_method(config: RunConfig, source: str) -> None:
         raise ConfigError(
             f"{source}:\n  correction.method: got {method!r}; {hint}allowed: {', '.join(METHOD_NAMES)}"
         )
+
+
+def unused_settings(config: RunConfig) -> list[str]:
+    """A line for each setting of a correction that differs from its default and that the method of the run
+    does not read."""
+    from leeway.corrections.names import COMMON_SETTINGS, METHOD_SETTINGS
+
+    chosen, lines = config.correction, []
+    own = METHOD_SETTINGS[chosen.method]
+    for key, field in CorrectionConfig.model_fields.items():
+        value = getattr(chosen, key)
+        if value != field.default and key not in (*own, *COMMON_SETTINGS):
+            lines.append(
+                f"correction.{key}={value} changes nothing: method {chosen.method} reads {', '.join(own)}"
+            )
+    return lines
 
 
 def load_config(

@@ -11,6 +11,7 @@ from leeway.config import CorrectionConfig
 from leeway.corrections import methods
 from leeway.corrections.batch import TokenBatch
 from leeway.corrections.methods import Metrics, PerToken
+from leeway.corrections.names import METHOD_SETTINGS
 from leeway.corrections.primitives import aggregate
 
 
@@ -27,8 +28,6 @@ class Method:
     formula: str
     needs: tuple[str, ...]
     """Of: logp_mu, logp_sync, logp_prox, head, pre-pass (an extra forward pass of pi_theta)."""
-    defaults: tuple[str, ...]
-    """Keys of CorrectionConfig that it reads."""
     source: str
     loss: Callable[[TokenBatch, CorrectionConfig], PerToken]
     aggregation: str = "token-mean"
@@ -36,8 +35,12 @@ class Method:
     plan: Callable[[TokenBatch, CorrectionConfig], Mapping[str, float]] | None = field(default=None)
     lr_scale: Callable[[TokenBatch, CorrectionConfig], float] | None = field(default=None)
 
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Keys of CorrectionConfig that it reads."""
+        return METHOD_SETTINGS[self.name]
 
-_CLIP = ("clip_low", "clip_high", "dual_clip")
+
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
@@ -45,7 +48,6 @@ METHODS: dict[str, Method] = {
             "dlc",
             "A [ f(pi_theta/pi_s) s(a) - (E_mu - E_pi_s)[ f(pi_theta/pi_s) s ] ]",
             ("logp_mu", "logp_sync", "head"),
-            ("centering", "lag_clip", *_CLIP, "clamp_low", "clamp_high", "head_tail"),
             "discrepancy-lag correction",
             methods.by_token,
         ),
@@ -53,7 +55,6 @@ METHODS: dict[str, Method] = {
             "none",
             "A s(a)",
             (),
-            ("score_centering", "head_tail"),
             "GRPO (arXiv 2402.03300), asynchronous",
             methods.by_token,
         ),
@@ -61,7 +62,6 @@ METHODS: dict[str, Method] = {
             "is",
             "A w s(a), w = pi_theta/mu",
             ("logp_mu",),
-            ("is_level", "score_centering", "head_tail"),
             "importance sampling",
             methods.by_level,
         ),
@@ -69,7 +69,6 @@ METHODS: dict[str, Method] = {
             "tis",
             "A min(w, C) s(a)",
             ("logp_mu",),
-            ("tis_clip", "tis_clip_low", "is_level", "score_centering", "head_tail"),
             "Yao, Liu et al. 2025; OpenReview 8MHqvb4lK9",
             methods.by_level,
         ),
@@ -78,15 +77,6 @@ METHODS: dict[str, Method] = {
                 name,
                 "A w 1[low <= w <= high] s(a)",
                 ("logp_mu",),
-                (
-                    "mis_low",
-                    "mis_high",
-                    "mis_inside",
-                    "mis_outside",
-                    "is_level",
-                    "score_centering",
-                    "head_tail",
-                ),
                 source,
                 methods.by_level,
             )
@@ -99,7 +89,6 @@ METHODS: dict[str, Method] = {
             "score_centering",
             "A [ s(a) - E_mu[s] ]",
             ("logp_mu", "head"),
-            ("head_tail",),
             "arXiv 2609.20807",
             methods.by_token,
         ),
@@ -107,7 +96,6 @@ METHODS: dict[str, Method] = {
             "ppo",
             "grad min(r A, clip(r) A), r = pi_theta/pi_ref",
             ("logp_mu", "logp_sync"),
-            ("reference", *_CLIP, "score_centering", "head_tail"),
             "arXiv 1707.06347",
             methods.by_token,
         ),
@@ -115,7 +103,6 @@ METHODS: dict[str, Method] = {
             "decoupled_ppo",
             "w grad min(r A, clip(r) A), w = pi_prox/mu, r = pi_theta/pi_prox",
             ("logp_mu", "logp_prox"),
-            ("prox_logp_method", "behave_weight_cap", "clip_low", "clip_high"),
             "arXiv 2505.24298; A-3PO 2512.06547",
             methods.decoupled_ppo,
         ),
@@ -123,7 +110,6 @@ METHODS: dict[str, Method] = {
             "gspo",
             "grad min(s A, clip(s) A), s = exp mean_t log(pi_theta/pi_ref)",
             ("logp_mu", "logp_sync"),
-            ("reference", "gspo_clip_low", "gspo_clip_high"),
             "arXiv 2507.18071",
             methods.gspo,
             aggregation="seq-mean-token-mean",
@@ -132,10 +118,6 @@ METHODS: dict[str, Method] = {
             "m2po",
             "A M r s(a), mean of (log r)^2 over kept tokens <= tau",
             ("logp_mu", "pre-pass"),
-            (
-                *("m2_variant", "m2_threshold", "prox_logp_method", "behave_weight_cap"),
-                *_CLIP,
-            ),
             "arXiv 2510.01161",
             methods.m2po,
             plan=methods.plan_m2po,
@@ -144,7 +126,6 @@ METHODS: dict[str, Method] = {
             "vcpo",
             "A min(W, C) s(a), W = prod_t pi_theta/mu; learning rate x sqrt(ESS)",
             ("logp_mu",),
-            ("vcpo_clip", "vcpo_scaling", "vcpo_base_ess"),
             "arXiv 2602.17616",
             methods.vcpo,
             aggregation="seq-mean-token-mean",

@@ -288,9 +288,9 @@ def test_every_method_names_the_settings_that_it_reads(method: str) -> None:
         lr_scale(method, b, config)
         read |= READ
     # The trainer, not the loss, looks at head_tail.
-    assert read - {"method", "aggregation"} == set(METHODS[method].defaults) - {"head_tail"}
+    assert read - {"method", "aggregation"} == set(METHODS[method].settings) - {"head_tail"}
     centred = "score_centering" in read or method in ("dlc", "score_centering")
-    assert centred == ("head_tail" in METHODS[method].defaults)
+    assert centred == ("head_tail" in METHODS[method].settings)
 
 
 @given(seeds, st.sampled_from(sorted(METHODS)))

@@ -16,6 +16,7 @@ from leeway.config_load import (
     load_config,
     parse_yaml,
     redact_url,
+    unused_settings,
 )
 from leeway.streams import replica_url
 
@@ -44,6 +45,16 @@ def test_wrong_type_names_path_and_value() -> None:
     assert "trainer.steps: got '20' (str)" in problem(trainer={"steps": "20"})
     assert "sync.max_lead: got -1" in problem(sync={"max_lead": -1})
     assert "trainer.zero_stage: got 4" in problem(trainer={"zero_stage": 4})
+
+
+def test_settings_of_another_method_are_told() -> None:
+    def told(**correction: object) -> list[str]:
+        return unused_settings(build_config({**BASE, "correction": correction}))
+
+    assert told() == told(method="tis", tis_clip=3.0, advantage="rloo", aggregation="constant") == []
+    (line,) = told(method="tis", tis_clip=3.0, mis_high=7.0)
+    assert line.startswith("correction.mis_high=7.0 changes nothing: method tis reads tis_clip, ")
+    assert len(told(method="vcpo", centering="none", clip_low=0.1)) == 2
 
 
 def test_missing_section() -> None:
