@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[1]
 SKIPPED = 5
 """First steps of a run, which wait for the first batch and compile."""
 SLOT_S = 20
-BLOCK = 6
+BLOCK, LEAST_BLOCKS = 6, 8
 SEEN_AFTER_S = 0.25
 """Longest time from the end of a step to its line in metrics.jsonl."""
 ALONE = ("sync.max_lead=0", "trainer.checkpoint_every=100000")
@@ -162,8 +162,11 @@ def neighbours(slots: dict[int, list[float]]) -> list[float]:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """95 % interval of the mean: bootstrap over means of BLOCK values (a slot is in up to three of them)."""
+    """95 % interval of the mean: bootstrap over means of BLOCK values (a slot is in up to three of them);
+    infinite with fewer than LEAST_BLOCKS."""
     blocks = [np.mean(values[at : at + BLOCK]) for at in range(0, len(values), BLOCK)]
+    if len(blocks) < LEAST_BLOCKS:
+        return -math.inf, math.inf
     means = np.random.default_rng(0).choice(blocks, (10_000, len(blocks))).mean(1)
     low, high = np.quantile(means, (0.025, 0.975))
     return float(low), float(high)
@@ -267,11 +270,12 @@ def main() -> None:
             off, on = ([s for at in slots if at % 2 == odd for s in slots[at]] for odd in (0, 1))
             step_s = statistics.fmean(off)
             changes = neighbours(slots)
-            low, high = interval(changes)
+            mean, low, high = (100 * math.expm1(x) for x in (statistics.fmean(changes), *interval(changes)))
+            within = f"{low:.2f} to {high:.2f} %, 95 %" if math.isfinite(high) else "too few for an interval"
             print(
                 f"paired: {len(off)} steps off, {step_s:.3f} s on average, {len(on)} on, "
                 f"{statistics.fmean(on):.3f} s; {len(changes)} slots with their neighbours: on costs "
-                f"{100 * statistics.fmean(changes):.2f} % ({100 * low:.2f} to {100 * high:.2f} %, 95 %)"
+                f"{mean:.2f} % ({within})"
             )
             error = math.hypot(
                 *(statistics.stdev(x) / math.sqrt(len(x)) / statistics.fmean(x) for x in (off, on))
