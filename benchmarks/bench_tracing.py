@@ -1,11 +1,11 @@
 """What tracing costs a step: one run that is traced half of the time, and the time of the spans themselves.
 
     python benchmarks/bench_tracing.py                                    # the tiny model
-    python benchmarks/bench_tracing.py examples/quickstart.yaml --steps 300 \\
+    python benchmarks/bench_tracing.py examples/quickstart.yaml --steps 800 \\
         --set batch.prompts=1 batch.group_size=4 sync.ess_threshold=null sync.max_age=null \\
         sync.clip_fraction=null
 
-The second is a model of 135 million parameters, in many short steps that send no weights.
+The second is a model of 135 million parameters, in many short steps that send no weights; 40 minutes.
 
 paired     in the processes of one run, tracing is off and on in turn for some seconds: two runs of the same
            configuration differ by 5 % in the time of a step, from their first to their last, and a machine
