@@ -37,6 +37,7 @@ COPY pyproject.toml README.md LICENSE /src/
 COPY shared /src/shared
 COPY services /src/services
 COPY lab /src/lab
+COPY host /src/host
 RUN /opt/leeway/bin/python -m pip --no-cache-dir --disable-pip-version-check install \
         --no-deps --no-index --no-build-isolation --root /out /src
 

@@ -136,7 +136,7 @@ def paired(
         (Path(folder) / "sitecustomize.py").write_text(switch)
         path = os.pathsep.join(filter(None, (folder, environ.get("PYTHONPATH"))))
         environ |= {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "PYTHONPATH": path}
-        command = [sys.executable, "-m", "leeway.cli", "run", str(config), "--steps", str(steps)]
+        command = [sys.executable, "-m", "leeway_host", "run", str(config), "--steps", str(steps)]
         command += ["--out", str(out)]
         command += [word for setting in (*ALONE, *settings) for word in ("--set", setting)]
         with log.open("w") as stream:
@@ -260,7 +260,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.receiver:
         serve_receiver()
-    from leeway.config_load import load_config
+    from leeway.config.load import load_config
 
     run = load_config(args.config, args.set)
     with receiver() as endpoint:

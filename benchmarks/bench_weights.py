@@ -8,4 +8,4 @@ import sys
 ARGUMENTS = ["bench", "weights", "--model", "tiny", "--lr", "1e-5", "--steps", "1,4", "--samplers", "1"]
 
 if __name__ == "__main__":
-    sys.exit(subprocess.run([sys.executable, "-m", "leeway.cli", *ARGUMENTS], check=False).returncode)
+    sys.exit(subprocess.run([sys.executable, "-m", "leeway_host", *ARGUMENTS], check=False).returncode)

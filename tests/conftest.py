@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from leeway.redis_server import EmbeddedRedis
 from leeway.streams import Keys, connect
+from leeway_host.redis_server import EmbeddedRedis
 
 FUZZ = pytest.StashKey[subprocess.Popen[bytes]]()
 FUZZ_OUTPUT = pytest.StashKey[Path]()

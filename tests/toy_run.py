@@ -15,7 +15,7 @@ import torch
 
 from leeway.checks.facts import trained_facts
 from leeway.config import RunConfig
-from leeway.config_load import build_config
+from leeway.config.load import build_config
 from leeway.corrections import lag_metrics
 from leeway.messages import (
     Fields,

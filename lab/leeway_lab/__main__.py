@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from leeway.cli import run_commands
 from leeway.errors import UsageError
+from leeway_host.cli.app import run_commands
 
 app = typer.Typer(
     name="leeway lab",

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from leeway.config import ModelConfig, TaskConfig
-from leeway.models import prepare_model
 from leeway.tasks import encode_prompt, load_task
+from leeway_host.models import prepare_model
 from leeway_lab.spec import Condition, ModelSpec
 
 INT4_GROUP = 32

@@ -24,11 +24,11 @@ from typing import Any
 from torch import Tensor
 
 from leeway.config import RunConfig, SyncConfig
-from leeway.config_load import build_config as validated
-from leeway.config_load import dump_config
+from leeway.config.load import build_config as validated
+from leeway.config.load import dump_config
 from leeway.errors import LeewayError, StalledError, UsageError
-from leeway.launch.record import Row, read_rows
 from leeway.process import die_with_parent
+from leeway_host.launch.record import Row, read_rows
 from leeway_lab.model import MAX_LENGTH, base_directory, task_config
 from leeway_lab.spec import RunSpec
 from leeway_lab.train import RunResult
@@ -113,7 +113,7 @@ def run_pipeline(spec: RunSpec, directory: Path) -> RunResult:
     directory.mkdir(parents=True)
     file, log = directory / "given.yaml", directory.with_suffix(".log")
     file.write_text(dump_config(config))
-    command = [sys.executable, "-m", "leeway.cli", "run", str(file), "--out", str(directory)]
+    command = [sys.executable, "-m", "leeway_host", "run", str(file), "--out", str(directory)]
     code = _finished(command, log)
     if code != 0:
         raise PipelineFailed(f"leeway run ended with exit status {code}; {log} ends with:\n{_tail(log)}")

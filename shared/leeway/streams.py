@@ -28,7 +28,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
-from leeway.config_load import redact_url
+from leeway.config.load import redact_url
 from leeway.errors import LeewayError, UsageError
 from leeway.messages import AnyMessage, Fields, encode
 

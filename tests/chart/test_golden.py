@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from leeway.config_load import load_config
+from leeway.config.load import load_config
 
 from .chart_support import CHART, EXAMPLES, Doc, pick, pod_of, render, workloads
 from .test_render import HPA_METRIC

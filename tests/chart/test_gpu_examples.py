@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from leeway.config_load import load_config
+from leeway.config.load import load_config
 from leeway.tasks.load import load_task
 from leeway.tasks.scoring import build_reward
 

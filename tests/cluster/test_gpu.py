@@ -51,11 +51,11 @@ def test_gpu_pods(release: Release, folder: Path, cluster: Json, on_testbed: boo
 def status_of(release: Release) -> str:
     """`leeway status` on this machine, by the kubeconfig alone."""
     prefix = f"{release.name}-leeway"
-    command = [sys.executable, "-m", "leeway.cli", "status", "--release", prefix, "-n", release.namespace]
+    command = [sys.executable, "-m", "leeway_host", "status", "--release", prefix, "-n", release.namespace]
     return subprocess.run(command, capture_output=True, text=True, check=True, env=dict(os.environ)).stdout
 
 
 def test_as_json(release: Release) -> None:
-    command = [sys.executable, "-m", "leeway.cli", "status", "--release", "none", "-n", release.namespace]
+    command = [sys.executable, "-m", "leeway_host", "status", "--release", "none", "-n", release.namespace]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {"run": None, "pods": []}

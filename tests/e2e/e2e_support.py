@@ -41,7 +41,7 @@ class Run:
         environ = {k: v for k, v in os.environ.items() if not k.startswith("LEEWAY_")}
         environ |= {MARK: self.mark, "LEEWAY_CACHE_DIR": str(cache)}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "leeway.cli", "run", str(config), *args],
+            [sys.executable, "-m", "leeway_host", "run", str(config), *args],
             env=environ,
             cwd=cwd,
             stdout=subprocess.PIPE,

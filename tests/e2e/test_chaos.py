@@ -22,7 +22,7 @@ def chaos(cache: Path, tmp_path: Path, faults: int, seed: int, budget_s: float) 
     environ = {k: v for k, v in os.environ.items() if not k.startswith("LEEWAY_")}
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "leeway.cli", "chaos", str(config), "--out", str(out)),
+            *(sys.executable, "-m", "leeway_host", "chaos", str(config), "--out", str(out)),
             *("--kills", str(faults), "--seed", str(seed)),
         ],
         env=environ | {"LEEWAY_CACHE_DIR": str(cache)},

@@ -28,7 +28,7 @@ LEARNS: dict[str, Any] = {
 
 def doctor(target: str, *args: str) -> tuple[int, dict[str, Any]]:
     """(exit code, results) of `leeway doctor TARGET --json`."""
-    command = [sys.executable, "-m", "leeway.cli", "doctor", target, "--json", *args]
+    command = [sys.executable, "-m", "leeway_host", "doctor", target, "--json", *args]
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert result.returncode in (0, 1), result.stderr
     return result.returncode, json.loads(result.stdout)

@@ -11,8 +11,8 @@ import pytest
 import redis
 from e2e_support import Run, StartRun
 
-from leeway.acl import SERVICES, setuser_arguments
-from leeway.redis_server import EmbeddedRedis
+from leeway_host.acl import SERVICES, setuser_arguments
+from leeway_host.redis_server import EmbeddedRedis
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 DEADLY = """

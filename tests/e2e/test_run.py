@@ -14,7 +14,7 @@ from e2e_support import StartRun
 from otlp_receiver import otlp_receiver
 from trace_checks import assert_broadcasts, assert_whole
 
-from leeway.redis_server import free_port
+from leeway_host.redis_server import free_port
 
 SUMMARY_KEYS = {
     "status", "steps", "method", "model", "seed", "wall_s", "reward", "ess_token", "ess_sequence", "lag_var",
@@ -63,7 +63,7 @@ def test_a_whole_run(start_run: StartRun) -> None:
     for name in ("config.yaml", "model/config.json", "checkpoints/latest", "logs/sampler-0.log"):
         assert (run.out / name).exists(), name
     report = subprocess.run(
-        [sys.executable, "-m", "leeway.cli", "report", str(run.out)],
+        [sys.executable, "-m", "leeway_host", "report", str(run.out)],
         capture_output=True,
         text=True,
         check=False,
@@ -72,7 +72,7 @@ def test_a_whole_run(start_run: StartRun) -> None:
     assert "plotly" in Path(report.stdout.strip()).read_text().lower()
 
     doctor = subprocess.run(
-        [sys.executable, "-m", "leeway.cli", "doctor", str(run.out), "--json"],
+        [sys.executable, "-m", "leeway_host", "doctor", str(run.out), "--json"],
         capture_output=True,
         text=True,
         check=False,
@@ -131,5 +131,5 @@ def test_a_run_does_not_overwrite_another(start_run: StartRun, tmp_path: Path) -
 
 
 def test_help_loads_nothing_heavy() -> None:
-    code = "import sys, leeway.cli; sys.exit('torch' in sys.modules or 'vllm' in sys.modules)"
+    code = "import sys, leeway_host.cli.app; sys.exit('torch' in sys.modules or 'vllm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, env=os.environ).returncode == 0

@@ -9,7 +9,7 @@ import sys
 import pytest
 from e2e_support import ROOT, Run, StartRun
 
-from leeway.launch.local import plan_samplers
+from leeway_host.launch.local import plan_samplers
 
 pytestmark = [pytest.mark.timeout(900)]
 
@@ -21,7 +21,7 @@ def test_the_youngest_samplers_go_first() -> None:
 
 def leeway(*args: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "leeway.cli", *args], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "leeway_host", *args], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

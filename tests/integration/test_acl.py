@@ -9,8 +9,7 @@ import pytest
 import redis
 import torch
 
-from leeway.acl import SERVICES, acl_file, setuser_arguments
-from leeway.config_load import build_config
+from leeway.config.load import build_config
 from leeway.messages import (
     Event,
     EventHeader,
@@ -23,7 +22,6 @@ from leeway.messages import (
     VerdictHeader,
     encode,
 )
-from leeway.redis_server import EmbeddedRedis
 from leeway.streams import EPOCH_FIELD, Consumer, Keys, RedisRefused, Tail, add_fields, append, connect, now
 from leeway.weights import (
     ChunkSource,
@@ -34,6 +32,8 @@ from leeway.weights import (
     published_manifests,
 )
 from leeway_controller.reconcile import Controller
+from leeway_host.acl import SERVICES, acl_file, setuser_arguments
+from leeway_host.redis_server import EmbeddedRedis
 
 Clients = dict[str, redis.Redis]
 
@@ -179,7 +179,7 @@ def test_rules_for_one_run_shut_out_the_others(redis_server: EmbeddedRedis, clie
 def test_the_file_is_what_the_server_reads(tmp_path, redis_server: EmbeddedRedis) -> None:  # type: ignore[no-untyped-def]
     import subprocess
 
-    from leeway.redis_server import find_server, free_port
+    from leeway_host.redis_server import find_server, free_port
 
     lines = acl_file(dict.fromkeys(SERVICES, "pw")) + "user default off\n"
     (tmp_path / "users.acl").write_text(lines)

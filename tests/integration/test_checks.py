@@ -16,15 +16,15 @@ import redis
 sys.path.append(str(Path(__file__).parents[1]))
 
 from leeway.checks.board import FILE_NAME, dump_records, load_records, post_refused
-from leeway.checks.doctor import diagnose
-from leeway.config_load import dump_config
+from leeway.config.load import dump_config
 from leeway.errors import UsageError
-from leeway.launch.checks import CheckFile
 from leeway.messages import Event, EventHeader, Probe, SamplerStatus, decode
-from leeway.redis_server import EmbeddedRedis
 from leeway.streams import ROLLOUTS_GROUP, Consumer, Keys, Tail, add_fields, now
 from leeway.weights import WeightManifest
 from leeway_controller.checks import Checks
+from leeway_host.doctor import diagnose
+from leeway_host.launch.checks import CheckFile
+from leeway_host.redis_server import EmbeddedRedis
 from toy_run import ToyRun, toy_config
 
 
@@ -172,7 +172,7 @@ def test_the_doctor_of_a_live_run(
 
 def test_the_doctors_exit_codes(client: redis.Redis, keys: Keys, tmp_path: Path) -> None:
     def leeway(*args: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "leeway.cli", "doctor", *args]
+        command = [sys.executable, "-m", "leeway_host", "doctor", *args]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     nothing = leeway(str(tmp_path / "nowhere"))

@@ -9,7 +9,7 @@ import redis
 import torch
 
 from leeway.config import RunConfig
-from leeway.config_load import build_config
+from leeway.config.load import build_config
 from leeway.diagnose import tell_start
 from leeway.errors import StalledError
 from leeway.messages import (

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 
 import leeway_trainer.feed as feed_module
 from leeway.batches import plan_batch, plan_ticket_ids
-from leeway.config_load import build_config
+from leeway.config.load import build_config
 from leeway.messages import ReportHeader, Rollout, RolloutHeader, SamplerStatus, Ticket, decode, encode
 from leeway.streams import EPOCH_FIELD, TICKETS_GROUP, Consumer, Entry, Keys, add_fields, now
 from leeway.weights import latest_manifest, publish_weights

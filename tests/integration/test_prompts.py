@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from leeway.config import RunConfig
-from leeway.config_load import build_config
+from leeway.config.load import build_config
 from leeway.errors import EXIT_USAGE
 from leeway_controller.plan import PromptError
 from leeway_controller.prompts import check_prompts, prompt_encoder

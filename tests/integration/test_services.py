@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from leeway.launch.services import Service, describe_exit, kill_all, stop_all
-from leeway.redis_server import EmbeddedRedis
+from leeway_host.launch.services import Service, describe_exit, kill_all, stop_all
+from leeway_host.redis_server import EmbeddedRedis
 
 PARENT = """
 import subprocess, sys, time
@@ -101,7 +101,7 @@ def test_restarts_are_counted_and_kill_what_was_left(tmp_path: Path) -> None:
 def test_a_service_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
-from leeway.launch.services import Service
+from leeway_host.launch.services import Service
 import sys, time
 sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
 s = Service("s", sleeper, Path({str(tmp_path)!r}) / "s.log", {{}})

@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from leeway.messages import Event, EventHeader, decode
-from leeway.redis_server import EmbeddedRedis
 from leeway.streams import Consumer, Keys, RedisRefused, RedisUnavailable, Tail, append, connect, retrying
+from leeway_host.redis_server import EmbeddedRedis
 
 
 def event(text: str) -> Event:

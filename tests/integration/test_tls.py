@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from leeway.errors import LeewayError
 from leeway.messages import Event, EventHeader
-from leeway.redis_server import EmbeddedRedis
 from leeway.streams import Consumer, Keys, RedisRefused, append, connect
+from leeway_host.redis_server import EmbeddedRedis
 
 
 def write_certificate(directory: Path) -> tuple[Path, Path]:

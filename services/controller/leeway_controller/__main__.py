@@ -37,7 +37,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    from leeway.config_load import load_config, unused_settings
+    from leeway.config.load import load_config, unused_settings
     from leeway.health import Health, serve_health
     from leeway.streams import Keys, client_name, connect
 

@@ -39,7 +39,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     exit_on_sigterm()
-    from leeway.config_load import load_config
+    from leeway.config.load import load_config
     from leeway.diagnose import tell_start
     from leeway.streams import Keys, client_name, connect
 

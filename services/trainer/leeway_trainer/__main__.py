@@ -34,7 +34,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     exit_on_sigterm()
-    from leeway.config_load import load_config
+    from leeway.config.load import load_config
     from leeway.health import Health, serve_health
 
     log = logging.getLogger("leeway_trainer")

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from leeway.config import RunConfig
-from leeway.config_load import dump_config, load_config
+from leeway.config.load import dump_config, load_config
 from leeway.errors import UsageError
 from leeway.messages import MessageError, Rollout, pack, unpack
 from leeway_trainer.checkpoint import write_model

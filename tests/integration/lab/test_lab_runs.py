@@ -149,7 +149,7 @@ def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
 
 def test_the_command_lists_and_refuses(tmp_path: Path) -> None:
     def lab(*args: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "leeway.cli", "lab", *args]
+        command = [sys.executable, "-m", "leeway_host", "lab", *args]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
     listed = lab("list")
@@ -164,7 +164,7 @@ def test_the_command_lists_and_refuses(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_an_experiment_from_the_command_to_the_report(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "leeway.cli", "lab", "run", "decomposition", "--seeds", "2"]
+    command = [sys.executable, "-m", "leeway_host", "lab", "run", "decomposition", "--seeds", "2"]
     done = subprocess.run(
         [*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=1700, check=False
     )

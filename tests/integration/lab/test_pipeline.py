@@ -12,8 +12,8 @@ from torch import Tensor
 
 from leeway.config import SyncConfig
 from leeway.errors import UsageError
-from leeway.launch.record import Recorder
 from leeway.messages import ReportHeader, VerdictHeader
+from leeway_host.launch.record import Recorder
 from leeway_lab import pipeline
 from leeway_lab.measure import Divergence
 from leeway_lab.model import MAX_LENGTH, Task, base_directory, load_base

@@ -22,11 +22,11 @@ import redis
 from sampler_support import perturbed, save_tiny_model
 
 from leeway.config import RunConfig
-from leeway.config_load import dump_config
+from leeway.config.load import dump_config
 from leeway.messages import Rollout, SamplerStatus, Ticket, TicketHeader, decode, encode
-from leeway.redis_server import free_port
 from leeway.streams import ROLLOUTS_GROUP, TICKETS_GROUP, Consumer, Keys, add_fields, connect
 from leeway.weights import WeightManifest, publish_weights
+from leeway_host.redis_server import free_port
 
 pytestmark = pytest.mark.timeout(240)
 PROMPT = np.array([4, 9, 17, 30, 5, 61], dtype=np.int32)

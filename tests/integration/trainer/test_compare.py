@@ -12,7 +12,7 @@ import pytest
 import torch
 from trainer_support import make_batch, run_config
 
-from leeway.config_load import dump_config
+from leeway.config.load import dump_config
 from leeway.errors import UsageError
 from leeway_trainer.compare import VARIANTS, compare, parse_args, variants
 from leeway_trainer.model import load_policy_model
@@ -105,7 +105,7 @@ def test_another_shape_of_the_batch_is_refused(saved: Path) -> None:
 
 
 def cli(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "leeway.cli", "corrections", "compare", *args]
+    command = [sys.executable, "-m", "leeway_host", "corrections", "compare", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 

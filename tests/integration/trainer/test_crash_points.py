@@ -19,7 +19,7 @@ import leeway_trainer.broadcast as broadcast
 import leeway_trainer.checkpoint as ckpt
 import leeway_trainer.train as train
 from leeway.batches import prompts_digest
-from leeway.launch.history import check_order, check_starts, is_repeat
+from leeway_host.launch.history import check_order, check_starts, is_repeat
 from leeway_trainer.assemble import BatchAssembler
 from leeway_trainer.feed import Feed
 from leeway_trainer.snapshot import Snapshot

@@ -13,7 +13,7 @@ import pytest
 from other_side import OtherSide
 from trainer_support import run_config
 
-from leeway.config_load import dump_config
+from leeway.config.load import dump_config
 from leeway.diagnose import STARTING
 from leeway.messages import Event, decode
 

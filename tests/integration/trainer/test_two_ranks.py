@@ -12,7 +12,7 @@ import torch
 from other_side import OtherSide
 from trainer_support import run_config
 
-from leeway.config_load import dump_config
+from leeway.config.load import dump_config
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

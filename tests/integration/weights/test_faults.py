@@ -18,10 +18,10 @@ import redis
 import torch
 from weights_support import Publisher, assert_holds, flip, follow, rewrite
 
-from leeway.redis_server import EmbeddedRedis
 from leeway.streams import Keys, RedisUnavailable, connect
 from leeway.weights import ChunkSource, HostCopy, WeightsCorrupt, plan_chain, published_manifests
 from leeway.weights.manifest import Base, TensorSpec, weights_digest
+from leeway_host.redis_server import EmbeddedRedis
 
 FAULTS = {
     "cut": lambda c, i: [{**x, b"data": x[b"data"][:-1]} if n == i else x for n, x in enumerate(c)],

@@ -13,7 +13,7 @@ TENSORS, TENSOR_BYTES = 10, 8 * MIB
 
 PROCESS = """
 import json, sys, torch
-from leeway.bench.reader import PeakMemory
+from leeway_host.bench.reader import PeakMemory
 from leeway.streams import Keys, connect
 from leeway.weights import ChunkSource, HostCopy, publish_weights
 client, keys, share = connect(sys.argv[1]), Keys(sys.argv[2]), float(sys.argv[3])

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from leeway.config import RunConfig
-from leeway.config_load import (
+from leeway.config.load import (
     ConfigError,
     build_config,
     dump_config,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from leeway.config_load import load_config
+from leeway.config.load import load_config
 
 ROOT = Path(__file__).parents[3]
 

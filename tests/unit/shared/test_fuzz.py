@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from leeway.config import RunConfig, TaskConfig
-from leeway.config_load import (
+from leeway.config.load import (
     ConfigError,
     apply_env,
     apply_sets,

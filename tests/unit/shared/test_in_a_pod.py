@@ -10,12 +10,12 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from typer.testing import CliRunner
 
-from leeway.cli import app
-from leeway.config_load import load_config
+from leeway.config.load import load_config
 from leeway.errors import UsageError
 from leeway.health import Health, serve_health
-from leeway.launch.place import Place, find_place, published
 from leeway.process import secret
+from leeway_host.cli.app import app
+from leeway_host.launch.address import Place, find_place, published
 
 
 @pytest.mark.parametrize("user", ["", "leeway-trainer@"])

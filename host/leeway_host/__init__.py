@@ -1,0 +1,1 @@
+"""What runs on a person's machine: the command line, the local launcher, chaos, benchmarks, reports."""

@@ -1,0 +1,131 @@
+"""From `model.name` to a directory."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from pathlib import Path
+
+from leeway.config import ModelConfig, TaskConfig
+from leeway_host.models.base import ModelError, Progress, default_cache_dir, is_model_dir
+
+__all__ = ["BUILT_IN", "ModelError", "default_cache_dir", "prepare_model"]
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+BUILT_IN = ("smollm2-135m-instruct", "tiny")
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def prepare_model(
+    config: ModelConfig,
+    cache_dir: str | Path | None = None,
+    *,
+    task: TaskConfig | None = None,
+    seed: int = 0,
+    progress: Progress = _silent,
+    tokenizer_only: bool = False,
+) -> Path:
+    """A directory with configuration, tokenizer and safetensors of the model that `config` names.
+
+    What is made here is cached under `cache_dir` (default: `default_cache_dir()`). `task` and `seed` matter
+    only for `tiny`, which is warmed up on that task. `progress` gets short lines of text. `tokenizer_only`
+    leaves the weights of a model on the hub where they are.
+    ModelError says what cannot be had, and why.
+    """
+    cache = default_cache_dir() if cache_dir is None else Path(cache_dir)
+    try:
+        return _prepare(config, cache, task, seed, progress, tokenizer_only)
+    except OSError as error:
+        raise ModelError(f"model.name {config.name}: {error} (the cache is {cache})") from error
+
+
+def _prepare(
+    config: ModelConfig,
+    cache: Path,
+    task: TaskConfig | None,
+    seed: int,
+    progress: Progress,
+    tokenizer_only: bool,
+) -> Path:
+    if config.params and config.name != "tiny":
+        raise ModelError(f"model.params are for the model tiny only; model.name is {config.name!r}")
+    if config.name == "smollm2-135m-instruct":
+        from leeway_host.models.smollm2 import prepare_smollm2
+
+        return prepare_smollm2(cache, progress)
+    if config.name == "tiny":
+        from leeway_host.models.tiny import prepare_tiny
+
+        if task is None:
+            raise ModelError("model.name tiny needs a task: it is warmed up on the task's items")
+        return prepare_tiny(config, task, seed, cache, progress)
+    return _find_pretrained(config.name, progress, tokenizer_only)
+
+
+def _find_pretrained(name: str, progress: Progress, tokenizer_only: bool) -> Path:
+    directory = Path(name).expanduser()
+    if directory.is_dir():
+        return _check_dir(directory)
+    if name.startswith(("/", ".", "~")):
+        raise ModelError(f"model.name: {name} is not a directory (looked in {Path.cwd()})")
+    if not _HUB_ID.fullmatch(name):
+        close = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise ModelError(
+            f"model.name: {name!r} is neither built in nor a directory; {hint}expected "
+            f"{', '.join(BUILT_IN)}, a directory in Hugging Face format, or a hub id such as Qwen/Qwen3-0.6B"
+        )
+    return _download(name, progress, tokenizer_only)
+
+
+def _check_dir(directory: Path) -> Path:
+    if not (directory / "config.json").is_file():
+        raise ModelError(
+            f"model.name: {directory} has no config.json, so it is no model in Hugging Face format"
+        )
+    if not is_model_dir(directory):
+        raise ModelError(f"model.name: {directory} has no *.safetensors; convert its weights first")
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(f"model.name: {directory} has no tokenizer ({', '.join(TOKENIZER_FILES)})")
+    _check_contents(directory)
+    return directory.resolve()
+
+
+def _check_contents(directory: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model.name: {directory / 'config.json'} cannot be read: {error}") from error
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="np") as weights:
+                weights.keys()
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"model.name: {path} cannot be read: {error}") from error
+
+
+def _download(hub_id: str, progress: Progress, tokenizer_only: bool) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    progress(f"{hub_id}: fetching from the Hugging Face hub")
+    patterns = ["*.json", "*.txt", "*.model", "*.jinja"]
+    if not tokenizer_only:
+        patterns.append("*.safetensors")
+    try:
+        path = snapshot_download(hub_id, allow_patterns=patterns, etag_timeout=10)
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"model.name: {hub_id!r} is no directory here and cannot be fetched from the Hugging Face hub "
+            f"({type(error).__name__}: {reason})"
+        ) from error
+    return Path(path) if tokenizer_only else _check_dir(Path(path))

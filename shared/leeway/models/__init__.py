@@ -1,5 +1,0 @@
-"""Models: from `model.name` to a directory in Hugging Face format that vLLM and the trainer can load."""
-
-from leeway.models.prepare import ModelError, default_cache_dir, prepare_model
-
-__all__ = ["ModelError", "default_cache_dir", "prepare_model"]
