@@ -153,6 +153,12 @@ class Feed:
         self.tokens_voided += sum(int(r.response_ids.size) for r in void)
         self._rollouts.ack([self._entry_of.pop(r.header.slot) for r in void])
 
+    def take_counts(self) -> dict[str, float]:
+        """What was dropped since the last call."""
+        found = {"tokens/voided": float(self.tokens_voided), "rollouts/duplicates": float(self.duplicates)}
+        self.tokens_voided = self.duplicates = 0
+        return found
+
     def report(self, header: ReportHeader) -> None:
         """Write a report."""
         append(self.client, self.keys.reports, Report(header), budget_s=self.budget_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,8 @@ class TokenHead(nn.Module):
 
     def __init__(self, output_layer: nn.Module, transform: LogitsTransform, chunk_tokens: int) -> None:
         super().__init__()
-        self.weight = output_layer.weight
-        self.bias = getattr(output_layer, "bias", None)
+        self.weight = cast(nn.Parameter, output_layer.weight)
+        self.bias: nn.Parameter | None = getattr(output_layer, "bias", None)
         self.transform = transform
         self.chunk_tokens = chunk_tokens
 
@@ -37,7 +37,7 @@ class TokenHead(nn.Module):
         self, hidden: Tensor, query: TokenQuery, temperature: float, tail: TailQuery | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """hidden: [N, D] -> logp [N], head_logp [N, K], tail_logp [N], float32; as in token_log_probs."""
-        logp, head_logp, tail_logp = HeadLogProbs.apply(
+        logp, head_logp, tail_logp = HeadLogProbs.apply(  # type: ignore[no-untyped-call]  # torch
             hidden, self.weight, self.bias, query, self.transform, temperature, self.chunk_tokens, tail
         )
         return logp, head_logp, tail_logp
@@ -145,4 +145,4 @@ def _switch_dropout_off(lm: nn.Module) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
+            module.attention_dropout = 0.0  # type: ignore[assignment]  # the models keep a float here

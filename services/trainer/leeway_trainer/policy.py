@@ -106,7 +106,10 @@ def gathered(
         return nullcontext()
     import deepspeed
 
-    return deepspeed.zero.GatheredParameters(params, modifier_rank=0 if write else None)
+    whole: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(
+        params, modifier_rank=0 if write else None
+    )
+    return whole
 
 
 def start_engine(settings: TrainerConfig, **arguments: Any) -> tuple[Any, Any]:
@@ -114,7 +117,7 @@ def start_engine(settings: TrainerConfig, **arguments: Any) -> tuple[Any, Any]:
     import deepspeed
 
     try:
-        return deepspeed.initialize(**arguments)[:2]
+        engine, optimizer, *_ = deepspeed.initialize(**arguments)
     except Exception as exc:  # its refusals have no type of their own: assertions, ValueError, KeyError ...
         if not settings.deepspeed:
             raise
@@ -122,6 +125,7 @@ def start_engine(settings: TrainerConfig, **arguments: Any) -> tuple[Any, Any]:
             f"trainer.deepspeed: DeepSpeed does not start with {json.dumps(settings.deepspeed)}: "
             f"{type(exc).__name__}: {exc}"
         ) from exc
+    return engine, optimizer
 
 
 class Policy:
@@ -152,12 +156,14 @@ class Policy:
         `last` marks the last micro-batch of the step; every rank gives the same number of micro-batches.
         """
         self.engine.set_gradient_accumulation_boundary(last)
-        return self.engine(batch, tail)
+        output: PolicyOutput = self.engine(batch, tail)
+        return output
 
     @torch.no_grad()
     def score(self, batch: MicroBatch) -> PolicyOutput:
         """As `forward`, without gradient."""
-        return self.engine(batch)
+        output: PolicyOutput = self.engine(batch)
+        return output
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a share of the step's loss.

@@ -115,7 +115,8 @@ def start_ranks(device: str, expected: int, timeout_s: float) -> Ranks:
         _skip_shared_memory_op(deepspeed)
     if not dist.is_initialized():
         if size == 1:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
+            store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not in torch's __all__
+            dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=limit)
         else:
             dist.init_process_group(backend, timeout=limit)
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)

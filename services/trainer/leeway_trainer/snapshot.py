@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from leeway.weights.codec import count_not_finite
-from leeway.weights.publish import wire_words
+from leeway.weights.tensors import wire_words
 from leeway_trainer.policy import LM_PREFIX, NonFiniteError, Policy, deepspeed_config, gathered, start_engine
 from leeway_trainer.ranks import Ranks
 
@@ -66,7 +66,8 @@ class Snapshot:
     @torch.no_grad()
     def score(self, batch: MicroBatch, with_hidden: bool = False) -> PolicyOutput:
         """log pi_s, float32, without gradient."""
-        return self.runner(batch, with_hidden=with_hidden)
+        output: PolicyOutput = self.runner(batch, with_hidden=with_hidden)
+        return output
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) of theta_s; a tensor is valid until the next one. Every rank walks through all."""

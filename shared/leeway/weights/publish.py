@@ -4,10 +4,10 @@
            -> its bytes (full), or records against the old tensor (delta) -> chunks ==> weights:<version>
     manifest (last, one JSON field)                                                 ==> weights
 
-The tensors lie behind each other in one byte stream that is cut every `chunk_bytes`. Every chunk, every
-tensor and the whole carry an xxh3 digest. The digest of the whole covers names, types, shapes and tensor
-digests, so that equal weights have equal digests however they were encoded, cut or sent.
-A reader trusts nothing that is not named by a manifest: a publisher that dies leaves no visible version.
+The tensors follow each other in one byte stream that is cut every `chunk_bytes`. Every chunk, every tensor
+and the version as a whole carry an xxh3 digest. The version's digest covers names, types, shapes and tensor
+digests, so equal weights have equal digests however they are encoded, cut or sent.
+Readers ignore everything that no manifest names: a publisher that dies leaves no visible version.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import redis
-import xxhash
 from pydantic import ValidationError
 
 from leeway.streams import Keys, retrying
 from leeway.weights.chunks import ChunkWriter
-from leeway.weights.codec import Words, count_not_finite, encode_piece, pieces, words
+from leeway.weights.codec import count_not_finite, encode_piece, pieces
 from leeway.weights.manifest import (
-    ITEM_BYTES,
     Base,
     TensorSpec,
     WeightManifest,
@@ -35,6 +33,7 @@ from leeway.weights.manifest import (
     WeightsVersionRefused,
     weights_digest,
 )
+from leeway.weights.tensors import dtype_name, place_specs, tensor_spec, wire_words
 
 if TYPE_CHECKING:
     import torch
@@ -94,18 +93,13 @@ def publish_weights(
     Raises WeightsVersionRefused, WeightsNotFinite (names the tensor), WeightsTooLarge (more than
     `limit_bytes` bytes) or RedisUnavailable; nothing is published then.
     """
-    newest = latest_manifest(client, keys)
-    if newest is not None and (epoch, version) <= newest.key:
-        raise WeightsVersionRefused(
-            f"weights version {version} of run epoch {epoch} is not above version {newest.version} of epoch "
-            f"{newest.epoch}, which is published: versions only rise, and a resumed run needs a higher epoch"
-        )
+    _check_rises(client, keys, epoch, version)
     stream = keys.weight_chunks(version)
     client.unlink(stream)
     writer = ChunkWriter(client, stream, chunk_bytes, budget_s, limit_bytes)
     committed = False
     try:
-        specs = _placed([_send(writer, version, wire_dtype, *item) for item in tensors])
+        specs = place_specs([_send(writer, version, wire_dtype, *item) for item in tensors])
         writer.flush()
         manifest = WeightManifest(
             run=keys.run,
@@ -153,8 +147,9 @@ def publish_offer(
     """Publish the manifest of a version whose weights do not travel through Redis but by `transport`.
 
     `offer` tells that transport on the samplers' side how to get the weights described by `specs`; it must be
-    JSON. Raises RedisUnavailable after `budget_s` seconds.
+    JSON. Raises WeightsVersionRefused, or RedisUnavailable after `budget_s` seconds.
     """
+    _check_rises(client, keys, epoch, version)
     manifest = WeightManifest(
         run=keys.run,
         epoch=epoch,
@@ -172,6 +167,15 @@ def publish_offer(
     )
     _announce(client, keys, manifest, budget_s)
     return manifest
+
+
+def _check_rises(client: redis.Redis, keys: Keys, epoch: int, version: int) -> None:
+    newest = latest_manifest(client, keys)
+    if newest is not None and (epoch, version) <= newest.key:
+        raise WeightsVersionRefused(
+            f"weights version {version} of run epoch {epoch} is not above version {newest.version} of epoch "
+            f"{newest.epoch}, which is published: versions only rise, and a resumed run needs a higher epoch"
+        )
 
 
 def _announce(client: redis.Redis, keys: Keys, manifest: WeightManifest, budget_s: float) -> None:
@@ -202,26 +206,15 @@ def free_versions(client: redis.Redis, keys: Keys, versions: Sequence[WeightMani
     return freed
 
 
-def wire_words(tensor: torch.Tensor, dtype: str | None = None) -> Words:
-    """A tensor's values, flat, as little-endian words; `dtype`: another wire type for floating point."""
-    torch = _torch()
-    wire = tensor.detach()
-    if dtype is not None and wire.is_floating_point():
-        wire = wire.to(getattr(torch, dtype))
-    flat = wire.to("cpu").contiguous().reshape(-1)
-    return words(flat.view(torch.uint8).numpy(), flat.element_size())
-
-
 def _send(
     writer: ChunkWriter,
     version: int,
-    wire_dtype: torch.dtype | str,
+    float_dtype: torch.dtype | str,
     name: str,
     tensor: torch.Tensor,
     old: torch.Tensor | None = None,
 ) -> TensorSpec:
-    wire_name = str(wire_dtype).removeprefix("torch.")
-    dtype = wire_name if tensor.is_floating_point() else _dtype_name(tensor.dtype)
+    dtype = dtype_name(float_dtype if tensor.is_floating_point() else tensor.dtype)
     new = wire_words(tensor, dtype)
     bad = count_not_finite(new, dtype)  # after the cast, which can overflow
     if bad:
@@ -234,34 +227,4 @@ def _send(
             raise WeightsError(f"weights version {version}: tensor {name} has another size than in its base")
         for piece in pieces(new.size):
             writer.write(encode_piece(before[piece], new[piece]))
-    return TensorSpec(
-        name=name,
-        dtype=_dtype_name(dtype),
-        shape=tuple(tensor.shape),
-        offset=0,  # see _placed
-        nbytes=new.nbytes,
-        digest=xxhash.xxh3_128_hexdigest(new.data),
-    )
-
-
-def _placed(specs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """The same tensors one behind the other."""
-    placed, offset = [], 0
-    for spec in specs:
-        placed.append(spec.model_copy(update={"offset": offset}))
-        offset += spec.nbytes
-    return placed
-
-
-def _dtype_name(dtype: torch.dtype | str) -> Any:
-    name = str(dtype).removeprefix("torch.")
-    if name not in ITEM_BYTES:
-        raise WeightsError(f"tensors of {name} cannot be sent; supported are {', '.join(ITEM_BYTES)}")
-    return name
-
-
-def _torch() -> Any:
-    # Imported on use: the controller reads manifests and has no torch.
-    import torch
-
-    return torch
+    return tensor_spec(name, tensor, new, dtype)

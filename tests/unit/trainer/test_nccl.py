@@ -6,11 +6,17 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from leeway.config import RunConfig
 from leeway.errors import UsageError
 from leeway.messages import SamplerStatus
 from leeway.weights import WeightManifest, WeightsCorrupt, weights_digest
 from leeway.weights.nccl_offer import nccl_offer
-from leeway_trainer.nccl import check_device, plan_offer, tensor_specs
+from leeway.weights.tensors import tensor_specs
+from leeway_trainer.ranks import Ranks
+from leeway_trainer.transports.kinds.nccl import TRANSPORT, plan_offer
+
+CONFIG = {"model": {"name": "m"}, "task": {"kind": "digits"}}
+ONE_RANK = Ranks(rank=0, size=1, device=torch.device("cpu"), control=None)
 
 
 def status(name: str) -> SamplerStatus:
@@ -67,4 +73,4 @@ def test_an_offer_of_another_transport_is_rejected() -> None:
 
 def test_a_cpu_is_refused() -> None:
     with pytest.raises(UsageError, match="needs NVIDIA GPUs .* runs on cpu: set weights.transport=redis"):
-        check_device(torch.device("cpu"))
+        TRANSPORT.check(RunConfig.model_validate(CONFIG), ONE_RANK)
