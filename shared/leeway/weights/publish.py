@@ -45,11 +45,13 @@ Tensors = Iterable["tuple[str, torch.Tensor] | tuple[str, torch.Tensor, torch.Te
 
 
 def parse_manifest(fields: Mapping[bytes, bytes]) -> WeightManifest:
-    """The manifest in an entry of stream `weights`. Raises WeightsCorrupt when it does not add up."""
+    """The manifest in an entry of stream `weights`. Raises WeightsCorrupt when it is invalid."""
     try:
         return WeightManifest.model_validate_json(fields[MANIFEST_FIELD])
     except KeyError:
-        raise WeightsCorrupt(f"an entry without a manifest, fields {sorted(fields)}", version=None) from None
+        raise WeightsCorrupt(
+            f"an entry of stream weights has no manifest but fields {sorted(fields)}", version=None
+        ) from None
     except ValidationError as exc:
         problem = exc.errors(include_url=False)[0]
         raise WeightsCorrupt(f"manifest: {problem['loc']} {problem['msg']}", version=None) from exc
@@ -84,14 +86,14 @@ def publish_weights(
 ) -> WeightManifest:
     """Publish all weights as `version` of run `epoch`, at optimiser `step`.
 
-    With `base`, the version before, only what changed is sent, and `tensors` gives the old tensors too,
-    which must be what `base` holds. Floating-point tensors travel as `wire_dtype`, others as they are.
-    `tensors` is consumed one at a time. Chunks of an earlier attempt at the same version are deleted first;
-    an attempt that fails deletes its own. A write waits up to `budget_s` seconds while the server is away or
-    out of memory.
+    With `base`, the version before, only the changes are sent; `tensors` then yields the old tensors too,
+    which must be those of `base`. Floating-point tensors travel as `wire_dtype`, others as they are.
+    `tensors` is consumed one at a time. Chunks of an earlier attempt at the same version are deleted first; a
+    failed attempt deletes its chunks. A write is retried for up to `budget_s` seconds while the server is
+    away or out of memory.
 
     Raises WeightsVersionRefused, WeightsNotFinite (names the tensor), WeightsTooLarge (more than
-    `limit_bytes` bytes) or RedisUnavailable; nothing is published then.
+    `limit_bytes` bytes) or RedisUnavailable; the version is not published then.
     """
     _check_rises(client, keys, epoch, version)
     stream = keys.weight_chunks(version)
@@ -188,16 +190,16 @@ def _announce(client: redis.Redis, keys: Keys, manifest: WeightManifest, budget_
 
 
 def free_versions(client: redis.Redis, keys: Keys, versions: Sequence[WeightManifest]) -> int:
-    """Delete chunks and manifests of `versions`, and chunks that no manifest names; returns how many."""
+    """Delete chunks and manifests of `versions`, and chunks without a manifest; returns how many streams."""
     gone = {manifest.key for manifest in versions}
     entries: Any = client.xrange(keys.weights)
     manifests = {entry_id: parse_manifest(fields) for entry_id, fields in entries}
-    # A resumed run may use a number again; its chunks are then those of the higher epoch.
+    # A resumed run may reuse a number; the chunks are then those of the higher epoch.
     kept = {manifest.version for manifest in manifests.values() if manifest.key not in gone}
     prefix = f"{keys.weights}:"
     freed = 0
     old = [entry_id for entry_id, manifest in manifests.items() if manifest.key in gone]
-    if old:  # before the chunks: what a manifest names is there
+    if old:  # before the chunks: a manifest never names missing chunks
         client.xdel(keys.weights, *old)
     for key in client.scan_iter(match=f"{prefix}*"):
         suffix = key.decode().removeprefix(prefix)
@@ -224,7 +226,7 @@ def _send(
     else:
         before = wire_words(old, dtype)
         if before.size != new.size:
-            raise WeightsError(f"weights version {version}: tensor {name} has another size than in its base")
+            raise WeightsError(f"weights version {version}: tensor {name} and its base differ in size")
         for piece in pieces(new.size):
             writer.write(encode_piece(before[piece], new[piece]))
     return tensor_spec(name, tensor, new, dtype)

@@ -347,7 +347,7 @@ def test_a_server_that_lost_everything_gets_a_new_epoch_of_the_same_policy(
 def test_a_trainer_that_was_replaced_ends(tiny_dir, ranks, setup, client, keys):
     run = Trainer(run_config(tiny_dir, trainer=trainer()), ranks, setup)
     client.hincrby(keys.state, EPOCH_FIELD, 1)
-    with pytest.raises(SupersededError, match="the newest one goes on"):
+    with pytest.raises(SupersededError, match="only the newest trainer continues"):
         run.run()
 
 
