@@ -60,10 +60,10 @@ def test_a_wrong_base_is_refused_before_anything_changes(client, keys):
         delta = publisher.send()
         source = ChunkSource(client)
         other = delta.model_copy(update={"base": Base(version=1, digest="0" * 32)})
-        with pytest.raises(WeightsCorrupt, match="a delta against .* but version 1"):
+        with pytest.raises(WeightsCorrupt, match="a delta against .* but the copy holds version 1"):
             copy.advance(source, keys, [other])
         assert_holds(copy, *publisher.sent[0])
-        with HostCopy() as empty, pytest.raises(WeightsCorrupt, match="but nothing is held"):
+        with HostCopy() as empty, pytest.raises(WeightsCorrupt, match="but the copy holds nothing"):
             empty.advance(source, keys, [delta])
         follow(client, keys, copy)
         assert_holds(copy, *publisher.sent[1])

@@ -18,8 +18,10 @@ from leeway.weights import (
     free_versions,
     latest_manifest,
     plan_free,
+    publish_offer,
     published_manifests,
 )
+from leeway.weights.tensors import tensor_specs
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.bool]
 ANYTHING = settings(
@@ -156,7 +158,7 @@ def test_more_than_fits_is_not_published(client, keys):
     publisher = Publisher(client, keys)
     publisher.send()
     for full in (True, False):
-        with pytest.raises(WeightsTooLarge, match=r"version \d: .* bytes of 200"):
+        with pytest.raises(WeightsTooLarge, match=r"version \d: .* bytes exceed the limit of 200"):
             publisher.send(full=full, limit_bytes=200)
         assert client.exists(keys.weight_chunks(publisher.version)) == 0
     assert latest_manifest(client, keys).version == 1
@@ -217,10 +219,10 @@ def test_a_manifest_that_does_not_add_up_is_refused(client, keys):
     manifest = Publisher(client, keys).send()
     broken = manifest.model_dump_json().replace(manifest.tensors[0].digest, "0" * 32)
     client.xadd(keys.weights, {"manifest": broken})
-    with pytest.raises(WeightsCorrupt, match="digest is not that of the tensors"):
+    with pytest.raises(WeightsCorrupt, match="digest does not match the listed tensors"):
         latest_manifest(client, keys)
     client.xadd(keys.weights, {"other": "x"})
-    with pytest.raises(WeightsCorrupt, match="without a manifest"):
+    with pytest.raises(WeightsCorrupt, match="an entry of stream weights has no manifest"):
         latest_manifest(client, keys)
 
 
@@ -237,3 +239,37 @@ def test_a_keyframe_of_another_layout_replaces_the_copy_and_can_be_undone(client
         assert_holds(copy, *publisher.sent[0])
         copy.undo()
         assert_holds(copy, *publisher.sent[0])
+
+
+def test_a_version_of_another_transport_has_only_a_manifest_in_redis(client, keys):
+    publisher = Publisher(client, keys)
+    publisher.send()
+    tensors = {"w": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3), "scale": torch.tensor(2.0)}
+    offer = {"path": "/weights/2", "parts": [1, 2]}
+    sent = publish_offer(
+        client,
+        keys,
+        transport="file",
+        offer=offer,
+        specs=tensor_specs(tensors.items()),
+        epoch=0,
+        version=2,
+        step=5,
+    )
+    assert latest_manifest(client, keys) == sent
+    assert (sent.transport, sent.offer, sent.nbytes, sent.wire_nbytes, sent.chunks) == (
+        "file",
+        offer,
+        16,
+        0,
+        0,
+    )
+    assert [(spec.name, spec.offset) for spec in sent.tensors] == [("w", 0), ("scale", 12)]
+    assert not client.exists(keys.weight_chunks(2))
+    with pytest.raises(WeightsVersionRefused, match="version 2 of run epoch 0 is not above version 2"):
+        publish_offer(
+            client, keys, transport="file", offer=offer, specs=sent.tensors, epoch=0, version=2, step=6
+        )
+    free_versions(client, keys, plan_free(published_manifests(client, keys), [(0, 2)]))
+    assert published_manifests(client, keys) == [sent]
+    assert not client.exists(keys.weight_chunks(1))
