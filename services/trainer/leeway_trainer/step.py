@@ -165,7 +165,7 @@ def tail_query(
     per_response: Tensor,
     config: CorrectionConfig,
 ) -> TailQuery:
-    """theta_s, with output layer `head`, at the positions of a micro-batch, for a centre whose tail is pi_s."""
+    """theta_s, with output layer `head`, at the positions of a micro-batch: the tail of a centre is pi_s."""
     assert score.hidden is not None
     ref, f = tail_clip(config)
     query = batch.query
