@@ -118,7 +118,7 @@ def test_a_damaged_broadcast_is_refused_and_says_where(client, keys, change, whe
             follow(client, keys, copy)
         assert caught.value.version == 2
         assert (caught.value.chunk, caught.value.tensor) == (where, None)
-        assert ("chunks instead of the" in str(caught.value)) == (where is None)
+        assert ("according to the manifest" in str(caught.value)) == (where is None)
         assert_holds(copy, first, before)
         publisher.send(full=True)
         follow(client, keys, copy)
