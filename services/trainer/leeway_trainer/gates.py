@@ -1,8 +1,8 @@
 """The two gates of the loop. Rank 0 waits; all ranks learn what came of it and take the same branch.
 
 rollouts   waits for: every slot of the next batch, drawn under the current version and run epoch
-           unblocked by: samplers | a resync that was asked for meanwhile (a late verdict, `leeway resync`, a
-           sampler that cannot load the current version) | a stop | a server that lost the streams
+           unblocked by: samplers | a late request for a resync (a late verdict, `leeway resync`, a sampler
+           that cannot load the current version) | a stop | a server that lost the streams
            budget: sync.stall_timeout_s without a rollout, then StalledError
 
 verdict    waits for: the controller's verdict on the step just reported
@@ -50,9 +50,9 @@ def sync_facts(metrics: Metrics, step: int, age: int, config: RunConfig) -> Sync
 
 
 class Gates:
-    """The gates of one run epoch. `stopping` tells rank 0 that the trainer was asked to stop.
+    """The gates of one run epoch. `stopping`: whether this process was asked to stop.
 
-    `answered`: requests for a resync that were made before this batch are done, or could not be.
+    `answered`: verdicts on steps before this one are settled: the resync was done, or failed.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Gates:
             if verdict is not None:
                 add_link(opened, verdict.traceparent)
         self.times.set("time/verdict_s", time.monotonic() - started)
-        # Also a resync that was asked for earlier and arrived too late then.
+        # Also a verdict on an earlier step that arrived too late.
         wanted = feed.verdicts.resync_since(self.answered) is not None
         if verdict is None and not self._stopping():
             wanted = wanted or decide_resync(facts, self.config.sync).reason is not None

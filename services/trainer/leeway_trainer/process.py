@@ -104,7 +104,7 @@ def start_telemetry(args: argparse.Namespace, config: RunConfig, stack: ExitStac
 
 
 def tell_failure(client: redis.Redis, keys: Keys, error: BaseException) -> None:
-    """Write the event `failed`, and the failed check when a number or a message was refused."""
+    """Write the event `failed`, and a failed check when a number or a message was rejected."""
     from leeway_trainer.feed import report_failure
     from leeway_trainer.policy import NonFiniteError
 

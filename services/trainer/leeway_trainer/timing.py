@@ -1,4 +1,4 @@
-"""What a report says about time: seconds by phase since the report before, and numbers measured meanwhile."""
+"""Times in a report: seconds by phase since the previous report, and other numbers measured since then."""
 
 from __future__ import annotations
 

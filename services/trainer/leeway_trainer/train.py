@@ -1,4 +1,4 @@
-"""The trainer's loop; docs/architecture.md ("One step") tells the same from the outside.
+"""The trainer's loop; docs/architecture.md ("One step") describes it from the outside.
 
 start      begin a run epoch; load or resume; publish theta in full; report `started`
 each step  take batch k -> theta_s scores it, theta trains on it with the correction -> report
@@ -119,7 +119,7 @@ class Trainer:
         self._report("finished", self.next_batch)
 
     def next_rollouts(self) -> list[Rollout]:
-        """Batch `next_batch`, on every rank; what is asked for while waiting is done."""
+        """Batch `next_batch`, on every rank; requests that arrive while waiting are served."""
         started, published_s = time.monotonic(), self.times.spent("time/publish_s")
         while (command := self.gates.next_command(self.next_batch)) is not Command.TRAIN:
             match command:

@@ -93,7 +93,9 @@ def test_what_is_published_is_theta(tiny_dir, ranks, setup, client, keys):
         assert torch.equal(last[name], param), "theta_s is what samplers hold"
 
 
-def test_without_room_the_run_goes_on_with_the_old_weights(tiny_dir, ranks, setup, client, keys, monkeypatch):
+def test_without_room_the_run_continues_with_the_old_weights(
+    tiny_dir, ranks, setup, client, keys, monkeypatch
+):
     config = run_config(tiny_dir, trainer=trainer(steps=3), sync={"max_age": 1, "stall_timeout_s": 20.0})
     with OtherSide(client, keys, config) as other:
         run = Trainer(config, ranks, setup)
@@ -152,7 +154,7 @@ def test_without_a_controller_the_trainer_applies_the_same_policy(tiny_dir, rank
         Trainer(config, ranks, setup).run()
         other.wait_for(lambda: other.reports[-1].event == "finished")
     assert [m.version for m in other.manifests] == [0, 1, 2]
-    assert [r.metrics["verdict/self"] for r in other.steps()] == [0, 1, 1], "said in the report after"
+    assert [r.metrics["verdict/self"] for r in other.steps()] == [0, 1, 1], "part of the next report"
 
 
 def test_a_late_resync_is_done_while_waiting(tiny_dir, ranks, setup, client, keys):
@@ -170,7 +172,7 @@ def test_a_late_resync_is_done_while_waiting(tiny_dir, ranks, setup, client, key
 
         def ask() -> None:
             other.wait_for(lambda: len(other.steps()) == 1)
-            time.sleep(1.0)  # beyond verdict_timeout_s: the trainer went on by itself
+            time.sleep(1.0)  # beyond verdict_timeout_s: the trainer has continued
             header = VerdictHeader(epoch=run.epoch.number, step=0, action="resync", reason="manual")
             append(client, keys.verdicts, Verdict(header))
 
@@ -299,9 +301,9 @@ def test_a_server_that_fills_up_gets_an_early_checkpoint(tiny_dir, ranks, tmp_pa
             other.wait_for(lambda: other.reports[-1].event == "finished")
         saved = sorted(p.name for p in (setup.out / "checkpoints").glob("step-*"))
         assert saved == ["step-000002", "step-000004"]
-        assert pending[0] >= 6 and pending[1] < pending[0], "what the checkpoint holds was let go"
+        assert pending[0] >= 6 and pending[1] < pending[0], "rollouts in the checkpoint are deleted"
         fractions = [r.metrics.get("redis/memory_fraction", 0) for r in other.steps()]
-        assert fractions[2] == pytest.approx(0.8, abs=0.1), "said in the report after"
+        assert fractions[2] == pytest.approx(0.8, abs=0.1), "part of the next report"
         client.close()
 
 

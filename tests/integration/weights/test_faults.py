@@ -52,7 +52,7 @@ def test_a_fault_at_every_chunk(client, keys, fault, full):
         assert_holds(copy, *publisher.sent[1])
 
 
-def test_a_wrong_base_is_refused_before_anything_changes(client, keys):
+def test_a_wrong_base_is_rejected_before_anything_changes(client, keys):
     publisher = Publisher(client, keys)
     publisher.send()
     with HostCopy() as copy:
@@ -182,7 +182,7 @@ HostCopy().advance(Slow(client), keys, published_manifests(client, keys))
 """
 
 
-def test_a_reader_that_is_killed_leaves_nothing_behind_and_its_successor_starts_afresh(
+def test_a_reader_that_is_killed_leaves_nothing_behind_and_its_successor_starts_over(
     redis_server, client, keys
 ):
     publisher = Publisher(client, keys)

@@ -80,7 +80,7 @@ def test_a_delta_is_small_and_equal_weights_have_equal_digests(client, keys):
     assert publisher.send(changed).digest != first.digest
 
 
-def test_a_delta_of_other_tensors_is_refused(client, keys):
+def test_a_delta_of_other_tensors_is_rejected(client, keys):
     publisher = Publisher(client, keys)
     publisher.send()
     other = {name: tensor for name, tensor in publisher.tensors.items() if name != "scale"}
@@ -105,7 +105,7 @@ def test_a_delta_of_other_tensors_is_refused(client, keys):
     ],
     ids=["flip", "missing", "short", "gone", "repeated", "extra", "swapped", "cut", "empty"],
 )
-def test_a_damaged_broadcast_is_refused_and_says_where(client, keys, change, where, full):
+def test_a_damaged_broadcast_is_rejected_and_says_where(client, keys, change, where, full):
     publisher = Publisher(client, keys, chunk_bytes=100)
     first = publisher.send()
     before = publisher.tensors
@@ -215,7 +215,7 @@ def test_a_number_that_a_resumed_run_uses_again_is_not_freed_with_the_old_one(cl
         assert_holds(copy, *publisher.sent[-1])
 
 
-def test_a_manifest_that_does_not_add_up_is_refused(client, keys):
+def test_a_manifest_that_does_not_add_up_is_rejected(client, keys):
     manifest = Publisher(client, keys).send()
     broken = manifest.model_dump_json().replace(manifest.tensors[0].digest, "0" * 32)
     client.xadd(keys.weights, {"manifest": broken})

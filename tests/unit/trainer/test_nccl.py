@@ -1,4 +1,4 @@
-"""What can be said about the NCCL transport without GPUs: who gets which rank, and who is refused."""
+"""What can be tested of the NCCL transport without GPUs: ranks, offers, and the check of the device."""
 
 from __future__ import annotations
 
@@ -71,6 +71,6 @@ def test_an_offer_of_another_transport_is_rejected() -> None:
         WeightManifest.model_validate({**manifest.model_dump(), "transport": "redis"})
 
 
-def test_a_cpu_is_refused() -> None:
+def test_a_cpu_is_rejected() -> None:
     with pytest.raises(UsageError, match="needs NVIDIA GPUs .* runs on cpu: set weights.transport=redis"):
         TRANSPORT.check(RunConfig.model_validate(CONFIG), ONE_RANK)

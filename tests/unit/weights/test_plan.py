@@ -55,7 +55,7 @@ def test_full_or_delta():
     assert codec("KDDD") == "full"
     assert codec("KDDDK") == "delta"
     assert codec("KD", demanded=True) == "full"
-    assert codec("K", epoch=1) == "full"  # a new epoch stands on nothing of the last one
+    assert codec("K", epoch=1) == "full"  # a new epoch does not build on the last one
     assert codec("K", every=1) == "full"
 
 

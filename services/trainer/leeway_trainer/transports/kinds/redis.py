@@ -1,7 +1,7 @@
 """weights.transport=redis: a version travels through Redis, in full or as what changed.
 
     rank 0: does a version fit? -> full or delta?                               (all ranks learn the answer)
-    walk over theta, for a delta beside theta_s, tensor by tensor -> encoded, chunk by chunk
+    walk over theta (and theta_s, for a delta), tensor by tensor -> encoded, chunk by chunk
     a delta that is no smaller than the whole -> one more walk, in full
 
 A delta is encoded against theta_s, which holds the numbers of the version before, so that no other copy of
