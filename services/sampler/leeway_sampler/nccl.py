@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from leeway.errors import LeewayError, UsageError
 from leeway.weights import WeightManifest
+from leeway.weights.nccl_offer import nccl_offer
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -28,21 +29,20 @@ def check_platform(is_cuda: bool, name: str) -> None:
 
 def rank_in(manifest: WeightManifest, sampler: str) -> int:
     """Rank of the sampler's first worker. Raises NoPlaceError for one that came too late."""
-    assert manifest.offer is not None
-    if sampler not in manifest.offer.ranks:
+    ranks = nccl_offer(manifest).ranks
+    if sampler not in ranks:
         raise NoPlaceError(
             f"weights version {manifest.version}: sampler {sampler} has no place in its group, which has "
-            f"{', '.join(manifest.offer.ranks) or 'no samplers'}"
+            f"{', '.join(ranks) or 'no samplers'}"
         )
-    return manifest.offer.ranks[sampler]
+    return ranks[sampler]
 
 
 async def receive(llm: AsyncLLM, manifest: WeightManifest, sampler: str) -> None:
     """Load the version from the trainer's GPU. There is no copy to go back to when that fails."""
     from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 
-    offer, rank = manifest.offer, rank_in(manifest, sampler)
-    assert offer is not None
+    offer, rank = nccl_offer(manifest), rank_in(manifest, sampler)
     place = {"master_address": offer.address, "master_port": offer.port, "packed": True}
     place |= {"rank_offset": rank, "world_size": offer.world_size}
     info = {

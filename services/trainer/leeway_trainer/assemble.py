@@ -1,8 +1,7 @@
-"""Batches by plan: a batch is complete when each of its slots holds a rollout, whatever arrives in which
-order.
+"""Assembling planned batches: a batch is complete when each of its slots holds a rollout, in any order.
 
-Membership never depends on reward, length or arrival: a rollout is refused only for its version or run
-epoch, for being a second answer to the same slot, or for belonging to a batch that is already taken.
+Membership never depends on reward, length or arrival time: a rollout is dropped only for its version or run
+epoch, because its slot is filled, or because its batch was already taken.
 """
 
 from __future__ import annotations
@@ -15,27 +14,26 @@ from leeway.messages import Rollout, Slot
 
 
 class Admission(Enum):
-    """What became of a rollout."""
+    """What happened to a rollout."""
 
     ACCEPTED = "accepted"
     """It fills a slot of the current batch."""
     FUTURE = "future"
-    """It fills a slot of a later batch and is kept."""
+    """It fills a slot of a later batch."""
     DUPLICATE = "duplicate"
-    """Its slot is filled already, or its batch was taken."""
+    """Its slot is filled, or its batch was taken."""
     VOID = "void"
-    """It was drawn in another run epoch or under another weight version than the one published last."""
+    """It was drawn in another run epoch, or under another weight version than the accepted one."""
 
 
 class AssemblyError(LeewayError):
-    """A rollout for a slot that no plan has, or a batch asked for before it is complete."""
+    """A rollout for a slot outside the plan, or a batch that is taken before it is complete."""
 
 
 class BatchAssembler:
-    """Rollouts of the current batch and of later ones.
+    """Holds rollouts of the current batch and of later ones.
 
-    `epoch` and `version` say what is accepted; after a resync `renew(version)` drops what the old version
-    left.
+    Only rollouts of `epoch` and `version` are accepted; `renew(version)` drops those of the version before.
     """
 
     def __init__(self, groups: int, group_size: int, *, epoch: int, version: int, batch: int = 0) -> None:
@@ -44,7 +42,7 @@ class BatchAssembler:
         self._held: dict[Slot, Rollout] = {}
 
     def add(self, rollout: Rollout) -> Admission:
-        """Take a rollout in, or say why not. Raises AssemblyError for a slot outside the batch's plan."""
+        """Admit a rollout, or return why not. Raises AssemblyError for a slot outside the batch."""
         header, slot = rollout.header, rollout.header.slot
         if header.epoch != self.epoch or header.version != self.version:
             return Admission.VOID
@@ -60,7 +58,7 @@ class BatchAssembler:
         return Admission.ACCEPTED if slot.batch == self.batch else Admission.FUTURE
 
     def complete(self) -> bool:
-        """True when every slot of the current batch is filled."""
+        """Whether every slot of the current batch is filled."""
         return not self.awaited()
 
     def awaited(self) -> list[Slot]:
@@ -68,24 +66,22 @@ class BatchAssembler:
         return [slot for slot in self._slots() if slot not in self._held]
 
     def take(self) -> list[Rollout]:
-        """The current batch in slot order (group, then index); moves on to the next batch.
+        """The current batch in slot order (group, then index); the next batch becomes the current one.
 
         Raises AssemblyError while a slot is empty.
         """
         missing = self.awaited()
         if missing:
-            raise AssemblyError(f"batch {self.batch}: {describe_slots(missing)} still awaited")
+            raise AssemblyError(f"batch {self.batch}: {describe_slots(missing)} missing")
         taken = [self._held.pop(slot) for slot in self._slots()]
         self.batch += 1
         return taken
 
     def renew(self, version: int) -> list[Rollout]:
-        """Accept only `version` from now on. Returns what was held under the old one, now void, in slot
-        order.
-        """
+        """Accept only `version` from now on. Returns the rollouts held for the old one, in slot order."""
         if version <= self.version:
             raise AssemblyError(
-                f"version {version} does not follow version {self.version}; versions only rise"
+                f"weight version {version} is not above version {self.version}: versions only rise"
             )
         self.version = version
         void = [self._held[slot] for slot in sorted(self._held)]
@@ -101,7 +97,7 @@ class BatchAssembler:
 def describe_slots(slots: list[Slot], limit: int = 8) -> str:
     """A short text for logs and errors: `3 of batch 7: 0/1, 2/0, 2/3` (group/index)."""
     if not slots:
-        return "nothing"  # the last one arrived while the text was made
+        return "nothing"  # the last one arrived in the meantime
     named = ", ".join(f"{slot.group}/{slot.index}" for slot in slots[:limit])
     more = f" and {len(slots) - limit} more" if len(slots) > limit else ""
     return f"{len(slots)} of batch {slots[0].batch}: {named}{more} (group/index)"

@@ -1,4 +1,4 @@
-"""Rollouts become padded micro-batches: who computes what, and the tensors of it.
+"""From rollouts to padded micro-batches: which rank computes what, and its tensors.
 
 plan_micro_batches   sequence lengths -> which sequences make which micro-batch on which rank (pure)
 build_micro_batch    rollouts of one micro-batch -> tensors
@@ -19,19 +19,19 @@ from leeway_trainer.head import TokenQuery
 
 
 class BatchError(LeewayError):
-    """A rollout that cannot be trained on: token ids outside the vocabulary, or outside their own support."""
+    """A rollout that cannot be trained on: token ids outside the vocabulary or outside their support."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
     """B sequences padded on the right to length L, and their N response tokens, sequence after sequence.
 
-    input_ids: [B, L] int64, prompt and response without its last token (nothing follows it); padding is 0.
-    positions: [N] int64, into the flattened [B * L] hidden states: where the response token is predicted.
-    query: which log-probabilities are wanted there; K is the largest head of the micro-batch, at least 1.
+    input_ids: [B, L] int64, prompt and response without the last token (no token follows it); padding is 0.
+    positions: [N] int64, index into the flattened [B * L] hidden states that predicts the response token.
+    query: which log-probabilities to compute there; K is the largest head of the micro-batch, at least 1.
     logp_mu: [N] float32, log mu of the drawn tokens. head_logp_mu: [N, K] float32, -inf at padding.
     sequence: [N] int64, index of the response in the batch (slot order).
-    counts: False for a micro-batch that only keeps this rank in step with the others; its loss must be 0.
+    counts: False for a micro-batch that only gives this rank as many as the others have; its loss must be 0.
     """
 
     input_ids: Tensor
@@ -60,11 +60,11 @@ class PlannedMicroBatch:
 def plan_micro_batches(
     lengths: Sequence[int], budget_tokens: int, ranks: int
 ) -> list[list[PlannedMicroBatch]]:
-    """Micro-batches per rank: each sequence once, the same number on every rank, similar sizes side by side.
+    """Micro-batches by rank: each sequence once, the same number on every rank, of similar size at a time.
 
-    Sequences go from long to short into micro-batches of at most budget_tokens padded tokens (one sequence
-    may be longer). Largest micro-batches are split, or a repeat that does not count is added, until ranks
-    divide them.
+    Sequences fill micro-batches of at most `budget_tokens` padded tokens, longest first (a single sequence
+    may be longer). Then the largest micro-batches are split, or repeats that do not count are added, until
+    their number is a multiple of `ranks`.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     planned: list[list[int]] = []
@@ -85,7 +85,7 @@ def plan_micro_batches(
 
 
 def input_length(rollout: Rollout) -> int:
-    """Tokens that the model reads: all but the last one."""
+    """Number of tokens that the model reads: all but the last one."""
     return int(rollout.prompt_ids.size + rollout.response_ids.size - 1)
 
 
@@ -98,8 +98,9 @@ def build_micro_batch(
     device: torch.device | str = "cpu",
     counts: bool = True,
 ) -> MicroBatch:
-    """Tensors of `rollouts`, whose indices in the batch are `sequences`. Raises BatchError naming the
-    ticket.
+    """Tensors of `rollouts`, whose indices in the batch are `sequences`.
+
+    Raises BatchError, naming the ticket.
     """
     for rollout in rollouts:
         _check_ids(rollout, vocabulary)
@@ -149,7 +150,8 @@ def _check_ids(rollout: Rollout, vocabulary: int) -> None:
         array = getattr(rollout, array_name)
         if array.size and int(array.max()) >= vocabulary:
             raise BatchError(
-                f"{name}: {array_name} holds token {int(array.max())}, the model has {vocabulary}"
+                f"{name}: {array_name} holds token {int(array.max())}, expected less than the vocabulary of "
+                f"{vocabulary}; sampler and trainer run different models"
             )
     if rollout.header.support_complete:
         owner = np.repeat(np.arange(rollout.response_ids.size), np.diff(rollout.head_offsets))
@@ -157,7 +159,7 @@ def _check_ids(rollout: Rollout, vocabulary: int) -> None:
         found = np.bincount(owner[drawn], minlength=rollout.response_ids.size) > 0
         if not found.all():
             at = int(np.argmin(found))
-            raise BatchError(f"{name}: token {at} is not in the support that was reported as complete")
+            raise BatchError(f"{name}: token {at} is outside the support that was reported as complete")
 
 
 def _tensor(array: np.ndarray, device: torch.device | str) -> Tensor:

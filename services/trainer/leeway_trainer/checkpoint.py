@@ -1,11 +1,11 @@
-"""Checkpoints: the DeepSpeed state and Leeway's own, published in one rename.
+"""Checkpoints: DeepSpeed's state and Leeway's, made visible by one rename.
 
     checkpoints/.step-000010.tmp/     written by all ranks, synced to disk
-    checkpoints/step-000010/          renamed into place: it exists whole or not at all
+    checkpoints/step-000010/          renamed into place: it exists completely or not at all
     checkpoints/latest                its name, replaced in one rename
 
-The trainer draws no random numbers (dropout is off, batches are planned elsewhere), so there is no
-generator to save.
+The trainer draws no random numbers (dropout is off, the controller plans the batches), so there is no
+generator state to save.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class CheckpointError(LeewayError):
 
 
 class TrainState(BaseModel):
-    """What a resumed trainer must know beside weights and optimiser."""
+    """What a resumed trainer must know besides weights and optimiser."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     format: Literal[1] = 1
     next_batch: int = Field(ge=0)
-    """The batch that the next optimiser step consumes; as many steps have been done."""
+    """The batch of the next optimiser step, which is also the number of steps done."""
     version: int = Field(ge=0)
-    """The weight version that was published last."""
+    """The weight version published last."""
     published_at: int = Field(ge=0)
     """Optimiser steps done when that version was published."""
     epoch: int = Field(ge=0)
@@ -59,9 +59,7 @@ class TrainState(BaseModel):
 
 
 def save_checkpoint(directory: Path, policy: Policy, state: TrainState, keep: int) -> Path:
-    """Write `directory`/step-<next_batch> in one atomic publish and keep the newest `keep`. Called by all
-    ranks.
-    """
+    """Write `directory`/step-<next_batch> atomically and keep the newest `keep`; called by all ranks."""
     name = f"step-{state.next_batch:06d}"
     temporary, final = directory / f".{name}.tmp", directory / name
     ranks = policy.ranks
@@ -84,7 +82,7 @@ def save_checkpoint(directory: Path, policy: Policy, state: TrainState, keep: in
 
 
 def find_checkpoint(path: str | Path) -> Path:
-    """The checkpoint that `path` means: itself, the latest in it, or the latest in its `checkpoints` folder.
+    """The checkpoint that `path` refers to: itself, the latest in it, or the latest in its `checkpoints`.
 
     Raises UsageError when there is none.
     """
@@ -133,7 +131,7 @@ def load_checkpoint(checkpoint: Path, policy: Policy) -> TrainState:
 
 
 def prune(directory: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints, and what unfinished ones left."""
+    """Delete all but the newest `keep` checkpoints, and unfinished ones."""
     done = sorted(p for p in directory.glob("step-*") if p.is_dir())
     for old in [*done[:-keep], *directory.glob(".step-*.tmp")]:
         shutil.rmtree(old, ignore_errors=True)
@@ -144,7 +142,7 @@ def export_model(
 ) -> None:
     """Write the policy and its tokenizer in Hugging Face format; called by all ranks.
 
-    Rank 0 holds the whole model on the CPU meanwhile.
+    Rank 0 holds the whole model in CPU memory while it writes.
     """
     first = policy.ranks.first
     dtype = torch.bfloat16 if policy.config.dtype == "bfloat16" else torch.float32
@@ -157,7 +155,9 @@ def export_model(
 def write_model(
     directory: Path, lm: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]], *, keep: bool
 ) -> None:
-    """Write `tensors` as a model like `lm` in Hugging Face format; ranks without `keep` only walk along."""
+    """Write `tensors` as a model like `lm` in Hugging Face format; other ranks pass `keep` False and
+    only consume `tensors`.
+    """
     state = {}
     for name, tensor in tensors:
         if keep:
@@ -173,7 +173,7 @@ def _save_tokenizer(directory: Path, source: str, trust_remote_code: bool) -> No
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        log.warning("no tokenizer is saved beside the model: %s has none that loads (%s)", source, error)
+        log.warning("the model is saved without a tokenizer: none can be loaded from %s (%s)", source, error)
         return
     tokenizer.save_pretrained(directory)
 

@@ -1,9 +1,8 @@
 """Rank 0's side of the streams: rollouts in, reports out, verdicts in.
 
-read rollouts -> wrong version or epoch, or a second answer -> acknowledged at once (their effect is:
-none)
-              -> held in the assembler -> batch taken -> trained -> durable -> acknowledged and deleted
-state        -> no longer this epoch's: the server lost everything, or another trainer took over
+rollouts -> of another version or run epoch, or a duplicate -> acknowledged at once: they have no effect
+         -> held in the assembler -> batch taken -> trained -> durable -> acknowledged and deleted
+state    -> another run epoch than ours: the server lost its data, or another trainer took over
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ from leeway_trainer.assemble import Admission, BatchAssembler, describe_slots
 
 log = logging.getLogger(__name__)
 POLL_S = 0.25
-"""Longest single wait, so that signals and late verdicts are seen."""
+"""Maximum length of a single wait, so that signals and late verdicts are noticed."""
 NOTE_EVERY_S = 10.0
 READ_COUNT = 64
 CONSUMER = "trainer"
 PRESSURE = 0.7
-"""Share of the server's memory from which on rollouts that were trained are made durable at once."""
+"""Share of the server's memory in use above which trained rollouts are made durable at once."""
 
 
 class StreamsLostError(LeewayError):
-    """The server came back without the run's streams: what was in flight is gone."""
+    """The server came back without the run's streams: everything in flight is lost."""
 
 
 class SupersededError(LeewayError):
@@ -65,8 +64,9 @@ class Memory:
 
 
 class Feed:
-    """Streams of one run epoch. `version` is what samplers are to use; `next_batch` the first batch
-    wanted.
+    """Streams of one run epoch.
+
+    `version`: the weight version that rollouts must be drawn under; `next_batch`: the first batch.
     """
 
     def __init__(
@@ -80,17 +80,17 @@ class Feed:
         self.verdicts = Verdicts(client, keys, epoch, self.budget_s)
         self.tokens_voided = 0
         self.duplicates = 0
-        """Second answers to a slot, which were dropped."""
+        """Rollouts for a slot that was already filled; they are dropped."""
         self._rollouts = Consumer(client, keys.rollouts, ROLLOUTS_GROUP, CONSUMER, budget_s=self.budget_s)
         self._entry_of: dict[Slot, bytes] = {}
         self._trained: list[bytes] = []
 
     def wait(self, wake: Callable[[], bool], first: bool = False) -> bool:
-        """Wait until the current batch is complete (True) or `wake` says to look elsewhere (False).
+        """Wait until the current batch is complete (True) or `wake` returns True (False).
 
-        Raises StalledError, naming the empty slots, when no rollout arrives for sync.stall_timeout_s (for the
-        first batch, and when a sampler starts again: for as long as samplers may take to start);
-        StreamsLostError and SupersededError.
+        `first`: samplers may still be starting. Raises StalledError, naming the empty slots, when no rollout
+        arrives for sync.stall_timeout_s (while samplers start or restart: sampler.start_timeout_s, if that is
+        longer); StreamsLostError and SupersededError.
         """
         limit, start_s = self.config.sync.stall_timeout_s, self.config.sampler.start_timeout_s
         if first:
@@ -122,11 +122,11 @@ class Feed:
         )
         found = -1 if raw is None else int(cast(bytes, raw))
         if found < self.epoch:
-            raise StreamsLostError(f"the server has no trace of run epoch {self.epoch}: it was emptied")
+            raise StreamsLostError(f"Redis does not know run epoch {self.epoch}: it lost its data")
         if found > self.epoch:
             raise SupersededError(
-                f"run epoch {found} was started while this trainer of epoch {self.epoch} still ran; "
-                "the newest one goes on"
+                f"run epoch {found} was started while this trainer of epoch {self.epoch} was running; "
+                "only the newest trainer continues"
             )
 
     def memory(self) -> Memory:
@@ -137,21 +137,27 @@ class Feed:
         return Memory(int(info["used_memory"]), int(info.get("maxmemory", 0)))
 
     def take(self) -> list[Rollout]:
-        """The complete current batch in slot order; its entries stay pending until `durable`."""
+        """The current batch, which is complete, in slot order; its entries stay pending until `durable`."""
         rollouts = self.assembler.take()
         self._trained += [self._entry_of.pop(r.header.slot) for r in rollouts]
         return rollouts
 
     def durable(self) -> None:
-        """Everything that was trained is in a checkpoint: acknowledge and delete it."""
+        """Everything trained so far is in a checkpoint: acknowledge and delete its rollouts."""
         self._rollouts.ack(self._trained)
         self._trained = []
 
     def renew(self, version: int) -> None:
-        """From now on only `version` is accepted; what is held of the old one is void."""
+        """Accept only `version` from now on; rollouts held for the old one are void."""
         void = self.assembler.renew(version)
         self.tokens_voided += sum(int(r.response_ids.size) for r in void)
         self._rollouts.ack([self._entry_of.pop(r.header.slot) for r in void])
+
+    def take_counts(self) -> dict[str, float]:
+        """What was dropped since the last call."""
+        found = {"tokens/voided": float(self.tokens_voided), "rollouts/duplicates": float(self.duplicates)}
+        self.tokens_voided = self.duplicates = 0
+        return found
 
     def report(self, header: ReportHeader) -> None:
         """Write a report."""
@@ -164,7 +170,7 @@ class Feed:
         append(self.client, self.keys.events, event, maxlen=10_000, budget_s=self.budget_s)
 
     def _read(self) -> int:
-        # Number of rollouts that filled a slot.
+        """Read what arrived; returns the number of rollouts that filled a slot."""
         entries = self._rollouts.read(READ_COUNT, POLL_S)
         filled, useless = 0, []
         for entry in entries:
@@ -185,7 +191,7 @@ class Feed:
 
 
 class Verdicts:
-    """The controller's verdicts on this epoch's steps, also those that come late."""
+    """The controller's verdicts on the steps of this run epoch, including late ones."""
 
     def __init__(self, client: redis.Redis, keys: Keys, epoch: int, budget_s: float) -> None:
         self._tail = Tail(client, keys.verdicts, budget_s=budget_s)
@@ -193,14 +199,14 @@ class Verdicts:
         self._known: dict[int, VerdictHeader] = {}
 
     def poll(self, block_s: float | None = None) -> None:
-        """Read what is there, waiting up to block_s."""
+        """Read new verdicts, waiting up to block_s."""
         for entry in self._tail.read(block_s=block_s):
             header = decode(Verdict, entry.fields).header
             if header.epoch == self._epoch:
                 self._known[header.step] = header
 
     def wait(self, step: int, budget_s: float, wake: Callable[[], bool]) -> VerdictHeader | None:
-        """The verdict on `step`, or None after budget_s or when `wake` says to look elsewhere."""
+        """The verdict on `step`; None after budget_s, or when `wake` returns True."""
         deadline = time.monotonic() + budget_s
         while step not in self._known and not wake():
             left = deadline - time.monotonic()
@@ -210,15 +216,13 @@ class Verdicts:
         return self._known.get(step)
 
     def resync_since(self, step: int) -> VerdictHeader | None:
-        """A resync that was asked for after a step from `step` on; earlier ones are answered by newer
-        weights.
-        """
+        """The newest request for a resync after step `step` or later; newer weights answered earlier ones."""
         due = [v for s, v in sorted(self._known.items()) if s >= step and v.action == "resync"]
         return due[-1] if due else None
 
 
 def report_failure(client: redis.Redis, keys: Keys, error: BaseException) -> None:
-    """Write a `failed` event; the process is about to end, so a lost server is not waited for."""
+    """Write a `failed` event; the process is about to end, so it does not wait for a lost server."""
     text = f"{type(error).__name__}: {error}" if not isinstance(error, LeewayError) else str(error)
     header = EventHeader(level="error", source="trainer", name="failed", text=text)
     try:

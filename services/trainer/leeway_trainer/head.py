@@ -1,9 +1,9 @@
 """Log-probabilities of a few tokens per position, without ever holding the logits of a whole batch.
 
-A position costs vocabulary x 4 bytes of float32 logits, so a batch of 4,096 positions over 150,000 tokens
-is 2.4 GB for the logits alone. `HeadLogProbs` walks through the positions in chunks and keeps only what was
-asked for; its backward pass computes the logits of a chunk once more. The layer is computed in float32,
-from a float32 copy of its weight that lives as long as one pass, because the samplers do the same.
+A position costs vocabulary x 4 bytes of float32 logits, so the logits of 4,096 positions over 150,000
+tokens take 2.4 GB. `HeadLogProbs` processes the positions in chunks and keeps only the requested tokens; its
+backward pass recomputes the logits chunk by chunk. The layer runs in float32, with a float32 copy of its
+weight that exists during one pass, because the samplers do the same.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class LogitsTransform:
 
 @dataclass(frozen=True)
 class TokenQuery:
-    """Which log-probabilities are wanted at N positions.
+    """Which log-probabilities to compute at N positions.
 
     targets: [N] int64, the sampled tokens. head_ids: [N, K] int64; entries with head_mask False are
-    padding. head_mask: [N, K] bool. head_complete: [N] bool; True where the head is the whole support of a
-    truncated distribution, over which the
-        log-probabilities of that position are then normalised. Such a position has at least one head entry.
+    padding. head_mask: [N, K] bool. head_complete: [N] bool; True where the head is the complete support of a
+    truncated distribution, over which the log-probabilities of that position are then normalised. Such a
+    position has at least one head entry.
     """
 
     targets: Tensor
@@ -63,7 +63,7 @@ class TokenQuery:
 
 @dataclass(frozen=True)
 class TailQuery:
-    """theta_s at the same N positions, for the part of a centre that lies off the head.
+    """theta_s at the same N positions, for the part of a centre outside the head.
 
     hidden: [N, D] of theta_s; weight: [V, D], bias: [V] or None, its output layer. advantages, kappa_ref: [N]
     and the clip f, as in leeway.corrections.primitives.tail_surrogate.
@@ -107,7 +107,7 @@ def token_log_probs(
     tail_logp [n], float32. head_logp is 0 at padding (multiply or mask it; it carries no gradient); tail_logp
     is 0 where the head is complete, and everywhere without `tail`.
     """
-    # Logits rounded to bfloat16 would be off by up to 2^-9 of their size, 0.03 nats at 16.
+    # bfloat16 would round logits by up to 2^-9 of their size, which is 0.03 nats at 16.
     logits = transform(F.linear(hidden.to(weight.dtype), weight, bias)) / temperature
     logp = logits.gather(-1, query.targets.unsqueeze(-1)).squeeze(-1)
     head = logits.gather(-1, query.head_ids)
@@ -144,7 +144,7 @@ class HeadLogProbs(torch.autograd.Function):
         chunk_tokens: int,
         tail: TailQuery | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """hidden: [N, D] -> logp [N], head_logp [N, K], tail_logp [N], float32, chunk_tokens positions at a
+        """hidden: [N, D] -> logp [N], head_logp [N, K], tail_logp [N], float32; `chunk_tokens` positions at a
         time.
         """
         ctx.save_for_backward(hidden, weight, bias)
@@ -169,9 +169,7 @@ class HeadLogProbs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of hidden, weight and bias; those of the weights are summed over the chunks in
-        float32.
-        """
+        """Gradients of hidden, weight and bias; weight and bias sum over the chunks in float32."""
         hidden, weight, bias = ctx.saved_tensors
         tail32 = None if ctx.tail is None else ctx.tail.float32()
         grad_hidden = torch.empty_like(hidden)

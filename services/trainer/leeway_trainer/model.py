@@ -1,9 +1,9 @@
-"""The language model as the trainer needs it: log-probabilities of chosen tokens at response positions."""
+"""The language model as the trainer uses it: log-probabilities of given tokens at response positions."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +22,14 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 class TokenHead(nn.Module):
     """The last linear layer.
 
-    It holds the very parameters of the model's own output layer, so that ZeRO-3 gathers them around this
-    module's forward and backward pass like those of any other layer.
+    It shares the parameters of the model's output layer, so that ZeRO-3 gathers them around this module's
+    forward and backward pass as for any other layer.
     """
 
     def __init__(self, output_layer: nn.Module, transform: LogitsTransform, chunk_tokens: int) -> None:
         super().__init__()
-        self.weight = output_layer.weight
-        self.bias = getattr(output_layer, "bias", None)
+        self.weight = cast(nn.Parameter, output_layer.weight)
+        self.bias: nn.Parameter | None = getattr(output_layer, "bias", None)
         self.transform = transform
         self.chunk_tokens = chunk_tokens
 
@@ -37,38 +37,38 @@ class TokenHead(nn.Module):
         self, hidden: Tensor, query: TokenQuery, temperature: float, tail: TailQuery | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """hidden: [N, D] -> logp [N], head_logp [N, K], tail_logp [N], float32; as in token_log_probs."""
-        logp, head_logp, tail_logp = HeadLogProbs.apply(
+        logp, head_logp, tail_logp = HeadLogProbs.apply(  # type: ignore[no-untyped-call]  # torch
             hidden, self.weight, self.bias, query, self.transform, temperature, self.chunk_tokens, tail
         )
         return logp, head_logp, tail_logp
 
 
 class PolicyOutput(NamedTuple):
-    """Of the N response tokens of a micro-batch, float32; [N, K] is padded with 0."""
+    """For the N response tokens of a micro-batch, float32; [N, K] is padded with 0."""
 
     logp: Tensor
     """[N] log pi(a)"""
     head_logp: Tensor
     """[N, K] log pi(head)"""
     tail_logp: Tensor | None = None
-    """[N], see TokenBatch; None unless it was asked for."""
+    """[N], see TokenBatch; None unless requested."""
     hidden: Tensor | None = None
-    """[N, D] what the output layer reads; None unless it was asked for."""
+    """[N, D] input of the output layer; None unless requested."""
 
 
 class PolicyModel(nn.Module):
     """A Hugging Face causal language model whose forward gives log pi at response positions.
 
-    Everything that touches a parameter happens inside this forward, so any ZeRO stage can wrap it. Dropout
-    is off: the policy that is trained is the policy that is scored. Micro-batches are padded on the right,
-    where causal attention cannot see the padding, so neither an attention mask nor position ids are needed.
+    Parameters are used inside this forward only, so any ZeRO stage can wrap it. Dropout is off: the policy
+    that is trained is the policy that is scored. Micro-batches are padded on the right, where causal
+    attention does not see the padding, so neither an attention mask nor position ids are needed.
     """
 
     def __init__(self, lm: PreTrainedModel, chunk_tokens: int) -> None:
         super().__init__()
         self.lm = lm
         self.head = TokenHead(lm.get_output_embeddings(), logits_transform(lm.config), chunk_tokens)
-        _switch_dropout_off(lm)
+        _disable_dropout(lm)
 
     def forward(
         self, batch: MicroBatch, tail: TailQuery | None = None, with_hidden: bool = False
@@ -83,7 +83,7 @@ class PolicyModel(nn.Module):
 
 
 def logits_transform(config: object) -> LogitsTransform:
-    """How this architecture scales or caps its logits, from the names that configurations use for it."""
+    """How this architecture scales or caps its logits, from the keys that configurations use for it."""
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     divisor = getattr(config, "logits_scaling", None) or 1.0
     factor = getattr(config, "logit_scale", None) or 1.0
@@ -95,8 +95,8 @@ def load_policy_model(
 ) -> PolicyModel:
     """Load a Hugging Face directory (or hub id) on the CPU, in `dtype`.
 
-    Raises UsageError when there is no causal language model there, or one whose logits this trainer would
-    get wrong.
+    Raises UsageError when there is no causal language model there, or one whose logits the trainer does not
+    reproduce.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -119,9 +119,9 @@ def load_policy_model(
 
 @torch.no_grad()
 def check_logits(model: PolicyModel) -> None:
-    """Compare our logits with the model's own on eight tokens; raises UsageError when they differ.
+    """Compare our logits with the model's on eight tokens; raises UsageError when they differ.
 
-    Some architectures rescale their logits in ways of their own; training on others would be silent nonsense.
+    Some architectures rescale their logits in other ways, and training on wrong logits would fail silently.
     """
     vocabulary = model.head.weight.shape[0]
     ids = torch.arange(1, 9).remainder(vocabulary).unsqueeze(0)
@@ -135,14 +135,14 @@ def check_logits(model: PolicyModel) -> None:
     worst = float((found[0] - expected).abs().max())
     if not worst < 0.05:
         raise UsageError(
-            f"{type(model.lm).__name__} transforms its logits in a way the trainer does not know "
+            f"{type(model.lm).__name__} transforms its logits in a way that the trainer does not support "
             f"(log-probabilities differ by {worst:.3g}, at most 0.05 expected)"
         )
 
 
-def _switch_dropout_off(lm: nn.Module) -> None:
+def _disable_dropout(lm: nn.Module) -> None:
     for module in lm.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
+            module.attention_dropout = 0.0  # type: ignore[assignment]  # the models keep a float here

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 ADAM_EPS = 1e-8
 LM_PREFIX = "lm."
-"""Where `PolicyModel` keeps the Hugging Face model, whose own names go on the wire."""
+"""Prefix of the Hugging Face model in `PolicyModel`; on the wire, tensors have their Hugging Face names."""
 
 
 class NonFiniteError(LeewayError):
-    """A number that must be finite is not; the step is refused and nothing of it is published."""
+    """A number that must be finite is not; the step is rejected and nothing of it is published."""
 
     def __init__(self, step: int, quantity: str, value: float) -> None:
         super().__init__(
-            f"step {step}: {quantity} is {value}, expected a finite number; the step is refused and nothing "
+            f"step {step}: {quantity} is {value}, expected a finite number; the step is rejected and nothing "
             "is published. Lower trainer.learning_rate, or resume from the last checkpoint"
         )
         self.step, self.quantity, self.value = step, quantity, value
@@ -46,9 +46,7 @@ class StepResult:
 
 
 def learning_rate(step: int, config: TrainerConfig) -> float:
-    """Learning rate of optimiser step `step` (from 0): linear warm-up, then constant or linear to 0 at the
-    end.
-    """
+    """Learning rate of optimiser step `step` (from 0): linear warm-up, then constant or linear to 0."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     if config.lr_schedule == "constant":
@@ -60,9 +58,9 @@ def learning_rate(step: int, config: TrainerConfig) -> float:
 def deepspeed_config(config: TrainerConfig, world_size: int, *, optimizer: bool = True) -> dict[str, Any]:
     """DeepSpeed's configuration; `trainer.deepspeed` is merged over it.
 
-    The accumulation boundary is set by hand for every micro-batch, because their number varies with the
-    lengths. Gradients accumulate in float32. DeepSpeed has no stage 0 for that with bfloat16 weights, so
-    stage 1 runs in its place: the same numbers, with the optimiser's state divided among the ranks.
+    The policy sets the accumulation boundary of every micro-batch itself, because their number depends on the
+    response lengths. Gradients accumulate in float32. DeepSpeed's stage 0 cannot do that with bfloat16
+    weights, so stage 1 replaces it: the same numbers, with the optimiser state sharded over the ranks.
     """
     stage = max(1, config.zero_stage) if config.dtype == "bfloat16" else config.zero_stage
     built: dict[str, Any] = {
@@ -90,7 +88,7 @@ def deepspeed_config(config: TrainerConfig, world_size: int, *, optimizer: bool 
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` laid over `base`, section by section; neither is changed."""
+    """`base` updated with `over`, section by section; neither argument is changed."""
     result = dict(base)
     for key, value in over.items():
         both = isinstance(value, dict) and isinstance(result.get(key), dict)
@@ -101,27 +99,31 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def gathered(
     params: list[nn.Parameter], zero_stage: int, *, write: bool = False
 ) -> AbstractContextManager[Any]:
-    """Inside, the parameters are whole on every rank; with `write`, what rank 0 put there is kept."""
+    """Inside, every rank holds the complete parameters; with `write`, what rank 0 writes to them is kept."""
     if zero_stage < 3:
         return nullcontext()
     import deepspeed
 
-    return deepspeed.zero.GatheredParameters(params, modifier_rank=0 if write else None)
+    whole: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(
+        params, modifier_rank=0 if write else None
+    )
+    return whole
 
 
 def start_engine(settings: TrainerConfig, **arguments: Any) -> tuple[Any, Any]:
-    """DeepSpeed's (engine, optimizer). Raises UsageError when it does not take `trainer.deepspeed`."""
+    """DeepSpeed's (engine, optimizer). Raises UsageError when it rejects `trainer.deepspeed`."""
     import deepspeed
 
     try:
-        return deepspeed.initialize(**arguments)[:2]
-    except Exception as exc:  # its refusals have no type of their own: assertions, ValueError, KeyError ...
+        engine, optimizer, *_ = deepspeed.initialize(**arguments)
+    except Exception as exc:  # it raises AssertionError, ValueError, KeyError ...
         if not settings.deepspeed:
             raise
         raise UsageError(
-            f"trainer.deepspeed: DeepSpeed does not start with {json.dumps(settings.deepspeed)}: "
+            f"trainer.deepspeed: DeepSpeed cannot start with {json.dumps(settings.deepspeed)}: "
             f"{type(exc).__name__}: {exc}"
         ) from exc
+    return engine, optimizer
 
 
 class Policy:
@@ -149,20 +151,22 @@ class Policy:
     def forward(self, batch: MicroBatch, *, last: bool, tail: TailQuery | None = None) -> PolicyOutput:
         """log pi_theta, float32, with gradient.
 
-        `last` marks the last micro-batch of the step; every rank gives the same number of micro-batches.
+        `last` marks the last micro-batch of the step; every rank runs the same number of micro-batches.
         """
         self.engine.set_gradient_accumulation_boundary(last)
-        return self.engine(batch, tail)
+        output: PolicyOutput = self.engine(batch, tail)
+        return output
 
     @torch.no_grad()
     def score(self, batch: MicroBatch) -> PolicyOutput:
         """As `forward`, without gradient."""
-        return self.engine(batch)
+        output: PolicyOutput = self.engine(batch)
+        return output
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of a share of the step's loss.
+        """Add the gradient of one micro-batch's part of the loss.
 
-        The step's loss is the SUM of what all micro-batches of all ranks give (normalise by global counts).
+        The loss of the step is the SUM over all micro-batches of all ranks: normalise by global counts.
         """
         value = float(loss.detach())
         if not math.isfinite(value):
@@ -170,7 +174,7 @@ class Policy:
         self.engine.backward(loss * self.ranks.size)  # DeepSpeed averages over the ranks
 
     def step(self, step: int, lr_scale: float = 1.0) -> StepResult:
-        """Clip the accumulated gradient and update theta. Raises NonFiniteError, on every rank alike.
+        """Clip the accumulated gradient and update theta. Raises NonFiniteError on all ranks.
 
         `lr_scale`: factor on the learning rate of this step alone.
         """
@@ -195,13 +199,13 @@ class Policy:
                 yield name.removeprefix(LM_PREFIX), param
 
     def _plain_grad_norm(self) -> float:
-        # Stage 0 in float32 has torch's own optimiser, which does not tell the norm.
+        # Stage 0 in float32 uses torch's optimiser, which does not report the norm.
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(grads))
 
 
 def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    # Norms and biases are not decayed.
+    # No weight decay on norms and biases.
     params = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in params if p.ndim >= 2], "weight_decay": weight_decay},

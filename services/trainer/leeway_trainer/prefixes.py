@@ -1,12 +1,12 @@
-"""KL between the weights before and after a resync, on the old policy's prefixes and on the new one's own.
+"""KL between the weights before and after a resync, on responses drawn under the old and under the new ones.
 
-The old weights are still in theta_s when the new ones are published, so keeping them there until the first
-fresh batch costs no memory: that batch is scored with them, and only then theta_s takes the new ones.
+The old weights are still in theta_s when the new ones are published (`leeway_trainer.versions`):
 
-    batch k (old)    -> kl/sampler_prefix = KL(old || new), what everyone logs
-    publish          -> theta_s stays old
-    batch k+1 (new)  -> kl/self_prefix = KL(new || old), which sees where only the new policy goes
-                     -> theta_s becomes new
+    last batch under the old weights    -> kl/sampler_prefix = KL(old || new), the usual one
+    publish                             -> theta_s stays old
+    first batch under the new weights   -> kl/self_prefix = KL(new || old), which also sees prefixes that only
+                                           the new policy reaches
+                                        -> theta_s becomes new
 """
 
 from __future__ import annotations
@@ -23,31 +23,52 @@ from leeway.messages import Rollout
 from leeway_trainer.batch import MicroBatch
 from leeway_trainer.model import PolicyOutput
 from leeway_trainer.policy import Policy
+from leeway_trainer.snapshot import Snapshot
 from leeway_trainer.step import micro_batches
 
 Score = Callable[[MicroBatch], PolicyOutput]
 LIMIT = 20.0
+"""Bound on a log-ratio, in nats."""
 
 
-class PrefixScores:
-    """Log-probabilities of the same responses under several weights, one after the other."""
+class ResyncKl:
+    """Scores a few responses of one batch under theta and theta_s. Called by all ranks.
 
-    def __init__(self, policy: Policy, rollouts: Sequence[Rollout], config: RunConfig) -> None:
-        # The first responses in slot order: whatever they say.
-        self._ranks = policy.ranks
-        # Ranks share the micro-batches, so there must be something for each.
-        wanted = max(config.checks.self_prefix_responses, policy.ranks.size)
-        self.samplers = [rollout.header.sampler for rollout in rollouts[:wanted]]
-        self._batches = micro_batches(policy, rollouts[:wanted], config)
+    These are the first `checks.self_prefix_responses` in slot order, whatever they contain, and at least one
+    per rank, because ranks share the micro-batches.
+    """
 
-    def score(self, score: Score) -> Tensor:
-        """[n] log-probs of the drawn tokens under one set of weights, on all ranks, float64 on the CPU."""
+    def __init__(
+        self, policy: Policy, theta_s: Snapshot, rollouts: Sequence[Rollout], config: RunConfig
+    ) -> None:
+        self._policy, self._theta_s, self._ranks = policy, theta_s, policy.ranks
+        chosen = rollouts[: max(config.checks.self_prefix_responses, policy.ranks.size)]
+        self._samplers = [rollout.header.sampler for rollout in chosen]
+        self._batches = micro_batches(policy, chosen, config)
+
+    def before(self) -> dict[str, float]:
+        """On the last batch of the old weights, which theta_s holds, before theta is published."""
+        old, new = self._scores(self._theta_s.score), self._scores(self._policy.score)
+        return {"kl/sampler_prefix": kl_estimate(old, new, self._sequence())[0]}
+
+    def around(self, renew: Callable[[], None]) -> dict[str, float | str]:
+        """On the first batch of the new weights: scored with the old ones, then `renew` is called, which
+        makes theta_s hold the new ones.
+        """
+        old = self._scores(self._theta_s.score)
+        renew()
+        sequence = self._sequence()
+        logp_mu = self._gather([batch.logp_mu for batch in self._batches])
+        new = self._scores(self._theta_s.score)
+        return self_prefix_metrics(logp_mu, old, new, sequence, self._samplers)
+
+    def _scores(self, score: Score) -> Tensor:
+        """[n] log-probs of the drawn tokens under one set of weights, of all ranks, float64 on the CPU."""
         return self._gather([score(batch).logp for batch in self._batches])
 
-    def reported(self) -> tuple[Tensor, Tensor]:
-        """[n] log mu and [n] the response that a token belongs to."""
-        sequence = self._gather([batch.sequence.double() for batch in self._batches])
-        return self._gather([batch.logp_mu for batch in self._batches]), sequence.long()
+    def _sequence(self) -> Tensor:
+        """[n] the response that a token belongs to."""
+        return self._gather([batch.sequence.double() for batch in self._batches]).long()
 
     def _gather(self, parts: list[Tensor]) -> Tensor:
         rows = [
@@ -60,14 +81,14 @@ class PrefixScores:
 
 
 def per_sequence(values: Tensor, sequence: Tensor) -> Tensor:
-    """[responses] sums of token values; errors are of responses, whose tokens go together."""
+    """[responses] sums of token values: tokens of one response are correlated, responses are not."""
     _, inverse = torch.unique(sequence, return_inverse=True)
     zeros = torch.zeros(int(inverse.max()) + 1 if inverse.numel() else 0, dtype=values.dtype)
     return zeros.index_add(0, inverse, values)
 
 
 def kl_estimate(logp: Tensor, logp_other: Tensor, sequence: Tensor) -> tuple[float, float]:
-    """(KL(p || q), its standard error) in nats a token, from tokens that p drew: the mean of k3."""
+    """(KL(p || q), its standard error) in nats per token, from tokens drawn by p: the mean of k3."""
     terms = k3((logp_other - logp).clamp(-LIMIT, LIMIT))
     sums, count = per_sequence(terms, sequence), max(terms.numel(), 1)
     spread = float(sums.std(correction=0)) * sums.numel() ** 0.5 if sums.numel() > 1 else 0.0
@@ -79,8 +100,8 @@ def missing_share(
 ) -> tuple[float, float]:
     """(share of the update from old to new that mu lacks, its standard error); 0: all arrived, 1: nothing.
 
-    The slope of log mu - log pi_new on log pi_old - log pi_new. An engine's rounding is not aligned with the
-    update, weights that did not arrive are. (0, inf) when the update did nothing to these tokens.
+    The slope of log mu - log pi_new on log pi_old - log pi_new. The rounding of an engine does not correlate
+    with the update; weights that did not arrive do. (0, inf) when the update did not change these tokens.
     """
     x = (logp_old - logp_new).clamp(-LIMIT, LIMIT)
     y = (logp_mu - logp_new).clamp(-LIMIT, LIMIT)
@@ -94,10 +115,10 @@ def missing_share(
 def self_prefix_metrics(
     logp_mu: Tensor, logp_old: Tensor, logp_new: Tensor, sequence: Tensor, samplers: Sequence[str]
 ) -> dict[str, float | str]:
-    """Metrics of the first fresh batch after a resync; tensors are [n], `samplers` is by response.
+    """Metrics of the first batch drawn under new weights; tensors are [n]; `samplers`: by response.
 
-    `resync/*` is about the sampler that most certainly lacks something of the update: it must not hide among
-    others.
+    `resync/*` describes the sampler that most certainly lacks part of the update, so that the others do not
+    hide it.
     """
     kl, error = kl_estimate(logp_new, logp_old, sequence)
     names = sorted(set(samplers))

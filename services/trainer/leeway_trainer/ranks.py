@@ -1,8 +1,7 @@
 """The trainer's processes: which one this is, and how they agree.
 
-Only rank 0 talks to Redis. Every other rank learns what to do from it, so all of them take the same branch.
-These small messages travel over a gloo group of their own, also on GPUs, where the model's collectives use
-NCCL.
+Only rank 0 talks to Redis. It shares every decision, so that all ranks take the same branch. These small
+messages use a separate gloo group, also on GPUs, where the model's collectives use NCCL.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """True on the rank that does the input and output."""
+        """True on the rank that does all input and output."""
         return self.rank == 0
 
     def barrier(self) -> None:
@@ -65,7 +64,7 @@ class Ranks:
         return self._reduced(values, dist.ReduceOp.MAX)
 
     def any(self, flag: bool) -> bool:
-        """True on every rank when it is true on one."""
+        """True on every rank if `flag` is true on any."""
         return self.max([float(flag)])[0] > 0
 
     def gather_rows(self, rows: Tensor) -> Tensor:
@@ -90,11 +89,10 @@ class Ranks:
 
 
 def start_ranks(device: str, expected: int, timeout_s: float) -> Ranks:
-    """Join the other processes (torchrun's environment) or be the only one.
+    """Join the other processes (torchrun's environment), or be the only one.
 
-    device: auto, cpu or cuda. Raises UsageError when there is no such device or when the number of
-    processes is not `expected`. No collective may take longer than timeout_s, which includes waiting for
-    rollouts.
+    device: auto, cpu or cuda. Raises UsageError when there is no such device or when the number of processes
+    is not `expected`. `timeout_s` limits every collective, and ranks wait for rollouts in one.
     """
     place = _device(device)
     os.environ.setdefault("DS_ACCELERATOR", place.type)
@@ -115,7 +113,8 @@ def start_ranks(device: str, expected: int, timeout_s: float) -> Ranks:
         _skip_shared_memory_op(deepspeed)
     if not dist.is_initialized():
         if size == 1:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
+            store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not in torch's __all__
+            dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=limit)
         else:
             dist.init_process_group(backend, timeout=limit)
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
@@ -124,7 +123,7 @@ def start_ranks(device: str, expected: int, timeout_s: float) -> Ranks:
 
 
 def stop_ranks() -> None:
-    """Leave the process group; safe to call when there is none."""
+    """Leave the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -138,7 +137,7 @@ def _device(name: str) -> torch.device:
 
 
 def _skip_shared_memory_op(deepspeed: object) -> None:
-    # On a CPU DeepSpeed would compile a C++ op at start that only its inference all-reduce uses.
+    # On CPUs DeepSpeed would compile a C++ op at startup that only its inference all-reduce uses.
     compatible = deepspeed.ops.__compatible_ops__  # type: ignore[attr-defined]
     for name in ("deepspeed_shm_comm", "deepspeed_ccl_comm"):
         if name in compatible:

@@ -1,10 +1,10 @@
-"""One step's batch on disk, with the weights on both sides of it, for `leeway corrections compare`.
+"""The batch of one step on disk, with theta and theta_s, for `leeway corrections compare`.
 
 batches/step-0003/rollouts.bin     what the samplers sent
                   theta/           the policy before the step, Hugging Face format
-                  theta_s/         the weights that drew the batch
+                  theta_s/         the weights that the batch was drawn under
                   config.yaml      the run's configuration
-                  batch.json       step, age and version (last: a directory without it is unfinished)
+                  batch.json       step, age and version; written last: without it the directory is incomplete
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class BatchInfo(BaseModel):
-    """Where in its run a saved batch belongs."""
+    """Where in its run the batch was saved."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     format: Literal[1] = 1
     step: int = Field(ge=0)
     age: int = Field(ge=0)
-    """Optimiser steps between the weights that drew the batch and the policy."""
+    """Optimiser steps between the weights that the batch was drawn under and the policy."""
     version: int = Field(ge=0)
 
 
@@ -77,14 +77,14 @@ def find_batch(path: Path) -> Path:
     found = sorted(file.parent for file in path.glob("batches/step-*/batch.json"))
     if not found:
         raise UsageError(
-            f"{path} holds no saved batch; a run keeps those of the steps that output.save_batches names, "
+            f"{path} holds no saved batch; a run saves the batches of the steps in output.save_batches, "
             "for example: leeway run examples/tiny.yaml --set output.save_batches=[7]"
         )
     return found[-1]
 
 
 def load_batch(directory: Path, sets: Sequence[str] = ()) -> tuple[BatchInfo, list[Rollout], RunConfig]:
-    """Place in the run, rollouts, and the run's configuration with `sets` over it. Raises UsageError."""
+    """Step, rollouts, and the run's configuration updated with `sets`. Raises UsageError."""
     try:
         info = BatchInfo.model_validate_json((directory / "batch.json").read_text())
         rollouts = unpack((directory / "rollouts.bin").read_bytes())
@@ -95,7 +95,7 @@ def load_batch(directory: Path, sets: Sequence[str] = ()) -> tuple[BatchInfo, li
     slots = [divmod(i, size) for i in range(config.batch.size)]
     if [(rollout.header.group, rollout.header.index) for rollout in rollouts] != slots:
         raise UsageError(
-            f"saved batch {directory} does not hold batch.prompts={config.batch.prompts} groups of "
-            f"batch.group_size={size} responses but {len(rollouts)} responses: leave these as they were"
+            f"saved batch {directory} holds {len(rollouts)} responses, expected batch.prompts="
+            f"{config.batch.prompts} groups of batch.group_size={size}: do not change these settings"
         )
     return info, rollouts, config

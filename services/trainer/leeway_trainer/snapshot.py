@@ -1,8 +1,8 @@
 """theta_s, the weights that the samplers hold, in the trainer's own numerics.
 
-pi_s is the policy of exactly the numbers that were published: both publishing and refreshing the snapshot
-walk over `wire_tensors`, in the order of the model, a few tensors at a time. theta_s holds those numbers in
-the trainer's own type; cast to the wire's type they are bit for bit what samplers hold.
+pi_s is the policy of exactly the numbers that were published: publishing and refreshing the snapshot both
+walk over `wire_tensors`, in model order, a few tensors at a time. theta_s holds those numbers in the
+trainer's dtype; cast to the wire dtype they equal what samplers hold, bit for bit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from leeway.weights.codec import count_not_finite
-from leeway.weights.publish import wire_words
+from leeway.weights.tensors import wire_words
 from leeway_trainer.policy import LM_PREFIX, NonFiniteError, Policy, deepspeed_config, gathered, start_engine
 from leeway_trainer.ranks import Ranks
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from leeway_trainer.model import PolicyModel, PolicyOutput
 
 GATHER_BYTES = 64 << 20
-"""Parameters that ZeRO-3 holds whole at the same time while they are read."""
+"""Maximum size of the parameters that ZeRO-3 gathers at a time while they are read."""
 
 
 def wire_tensors(policy: Policy, dtype: torch.dtype, *, step: int) -> Iterator[tuple[str, Tensor]]:
     """(name of the Hugging Face checkpoint, tensor in wire type), in model order, tied weights once.
 
-    Every rank must walk through all of it (ZeRO-3 gathers); a tensor is valid until the next one is asked
-    for. Raises NonFiniteError, naming the weight, before a non-finite one leaves.
+    Every rank must walk to the end (ZeRO-3 gathers); a tensor is valid until the next one. Raises
+    NonFiniteError, naming the weight, instead of yielding one that is not finite.
     """
     for group in _grouped(policy.named_parameters(), GATHER_BYTES):
         with gathered([param for _, param in group], policy.config.zero_stage):
@@ -44,7 +44,7 @@ def wire_tensors(policy: Policy, dtype: torch.dtype, *, step: int) -> Iterator[t
 
 
 class Snapshot:
-    """A frozen policy model for theta_s; sharded like the policy when that is ZeRO-3."""
+    """A frozen policy model for theta_s; sharded like the policy under ZeRO-3."""
 
     def __init__(self, model: PolicyModel, config: TrainerConfig, ranks: Ranks) -> None:
         model.requires_grad_(False)
@@ -66,22 +66,23 @@ class Snapshot:
     @torch.no_grad()
     def score(self, batch: MicroBatch, with_hidden: bool = False) -> PolicyOutput:
         """log pi_s, float32, without gradient."""
-        return self.runner(batch, with_hidden=with_hidden)
+        output: PolicyOutput = self.runner(batch, with_hidden=with_hidden)
+        return output
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of theta_s; a tensor is valid until the next one. Every rank walks through all."""
+        """(name, tensor) of theta_s; a tensor is valid until the next one. Every rank walks to the end."""
         for name, param in self._params.items():
             with gathered([param], self.zero_stage):
                 yield name, param.data
 
     def output_layer(self) -> AbstractContextManager[None]:
-        """Inside, the weights of `head` are whole on this rank."""
+        """Inside, this rank holds the complete weights of `head`."""
         return gathered([p for p in (self.head.weight, self.head.bias) if p is not None], self.zero_stage)
 
     def beside(
         self, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype
     ) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """(name, tensor, what theta_s holds in its place, in wire type)."""
+        """(name, tensor, the tensor of theta_s with that name, in wire type)."""
         for name, tensor in tensors:
             param = self._params[name]
             with gathered([param], self.zero_stage):
@@ -99,7 +100,7 @@ class Snapshot:
 def _finite(tensor: Tensor) -> bool:
     if tensor.device.type != "cpu":
         return bool(torch.isfinite(tensor).all())
-    # torch needs a second for 135 M bfloat16 values, this 30 ms.
+    # torch takes a second for 135 M bfloat16 values, this 30 ms.
     return not count_not_finite(wire_words(tensor), str(tensor.dtype).removeprefix("torch."))
 
 

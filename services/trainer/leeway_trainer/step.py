@@ -60,9 +60,9 @@ def train_step(
 ) -> Metrics:
     """Train on the whole batch `rollouts` (slot order, the same on every rank); metrics of the global batch.
 
-    `age`: optimiser steps done since the weights that drew the rollouts were published.
-    `pause` is called between micro-batches, on every rank as often; it may raise to abandon the step before
-    anything has changed. Raises NonFiniteError and then leaves the published weights as they were.
+    `age`: optimiser steps done since the weights that the rollouts were drawn under were published.
+    `pause` is called between micro-batches, equally often on every rank; it may raise to abandon the step
+    before anything changes. Raises NonFiniteError; nothing that is published changes then.
     """
     started = time.monotonic()
     batches = micro_batches(policy, rollouts, config)
@@ -165,9 +165,7 @@ def tail_query(
     per_response: Tensor,
     config: CorrectionConfig,
 ) -> TailQuery:
-    """theta_s (its output layer: `head`) at the positions of a micro-batch, for a centre whose tail follows
-    pi_s.
-    """
+    """theta_s, with output layer `head`, at the positions of a micro-batch: the tail of a centre is pi_s."""
     assert score.hidden is not None
     ref, f = tail_weight(config)
     query = batch.query
@@ -189,7 +187,7 @@ def token_batch(
     per_response: Tensor,
     counts: Denominators,
 ) -> TokenBatch:
-    """What corrections work on, for one micro-batch; one that does not count is masked out as a whole."""
+    """The input of corrections for one micro-batch; one that does not count is masked completely."""
     return TokenBatch(
         logp=output.logp,
         logp_sync=score.logp,
@@ -247,8 +245,8 @@ def batch_lag(every: TokenBatch, config: RunConfig, step: int) -> Metrics:
 
 
 def crossings(lag: Metrics, age: int, threshold: float) -> Metrics:
-    """Forecast of the age at which ESS falls to `threshold`, by level; nothing where there is no lag to tell
-    it from (a forecast of more than FARTHEST steps is made of rounding).
+    """Forecast of the age at which ESS falls to `threshold`, by level. Without lag there is no forecast: one
+    beyond FARTHEST steps is rounding error.
     """
     found = {
         f"lag/predicted_crossing_{level}": predict_crossing(lag[variance], age, threshold)
@@ -258,7 +256,7 @@ def crossings(lag: Metrics, age: int, threshold: float) -> Metrics:
 
 
 def sampler_discrepancy(every: TokenBatch, rollouts: Sequence[Rollout]) -> Metrics:
-    """`disc/kl/<sampler>` for a batch that several samplers drew: one of them may be broken."""
+    """`disc/kl/<sampler>` for a batch drawn by several samplers, to find one that is broken."""
     names = [rollout.header.sampler for rollout in rollouts]
     known = sorted(set(names))
     if len(known) < 2:

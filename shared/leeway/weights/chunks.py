@@ -1,8 +1,8 @@
-"""A byte stream as entries of a Redis stream, each with index and digest; read from replicas if there are.
+"""A byte stream as entries of a Redis stream, each with index and digest; read from replicas if configured.
 
 ChunkWriter   bytes -> entries of `chunk_bytes` with ids 1-0, 2-0, ...
-ChunkSource   entry by index: replicas in turn, the primary when they are behind, gone or wrong
-read_chunks   the checked bytes of a version, chunk by chunk
+ChunkSource   entry by index: from the replicas in turn, from the primary when they lag, fail or are wrong
+read_chunks   the verified bytes of a version, chunk by chunk
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from leeway.weights.manifest import WeightManifest, WeightsCorrupt, WeightsTooLa
 log = logging.getLogger(__name__)
 _INDEX, _DIGEST, _DATA = b"index", b"digest", b"data"
 LAG_S = 1.0
-"""How long a replica may be behind before its chunks are read elsewhere."""
+"""How long to wait for a lagging replica before a chunk is read elsewhere."""
 AVOID_S = 30.0
-"""How long a replica that failed is left alone."""
+"""How long a replica that failed is not used."""
 
 
 class ChunkWriter:
-    """Cuts a byte stream into entries of `chunk_bytes` (the last one is shorter).
+    """Cuts a byte stream into entries of `chunk_bytes` (the last one may be shorter).
 
     Raises WeightsTooLarge instead of writing more than `limit_bytes` (None: any number).
     """
@@ -44,7 +44,7 @@ class ChunkWriter:
     def write(self, data: bytes | memoryview) -> None:
         self.nbytes += len(data)
         if self._limit_bytes is not None and self.nbytes > self._limit_bytes:
-            raise WeightsTooLarge(f"{self.nbytes} bytes of {self._limit_bytes}")
+            raise WeightsTooLarge(f"{self.nbytes} bytes exceed the limit of {self._limit_bytes}")
         data = memoryview(data)
         while len(data):
             room = self._chunk_bytes - len(self._pending)
@@ -54,7 +54,7 @@ class ChunkWriter:
                 self.flush()
 
     def flush(self) -> None:
-        """Send what is pending as one entry, if anything is."""
+        """Write the pending bytes, if any, as one entry."""
         if not self._pending:
             return
         data = bytes(self._pending)
@@ -71,13 +71,13 @@ class ChunkWriter:
         try:
             self._client.xadd(self._stream, fields, id=f"{self.chunks + 1}-0")
         except redis.ResponseError as exc:
-            # A repeated write whose first answer was lost: the entry is there, and its digest is checked.
+            # A retried write whose first reply was lost: the entry exists, and readers check its digest.
             if "equal or smaller" not in str(exc):
                 raise
 
 
 class ChunkSource:
-    """Where chunks are read: `replicas` in turn, and `primary` for what they do not have."""
+    """Reads chunks from `replicas` in turn, and from `primary` what they do not have."""
 
     def __init__(
         self, primary: redis.Redis, replicas: Sequence[redis.Redis] = (), *, budget_s: float = 60.0
@@ -94,7 +94,7 @@ class ChunkSource:
             try:
                 data = _checked(self._patient(replica, stream, index), index, size, version)
             except (redis.RedisError, WeightsCorrupt) as exc:
-                log.warning("replica %d of redis.read_urls: %s; reading elsewhere", number, exc)
+                log.warning("replica %d of redis.read_urls: %s; reading from another server", number, exc)
                 self._avoid[number] = time.monotonic() + AVOID_S
                 continue
             self.read_bytes["replica"] += len(data)
@@ -120,22 +120,24 @@ class ChunkSource:
             lambda: self._primary.xlen(stream), budget_s=self._budget_s, what=f"counting chunks of {stream}"
         )
         if found != chunks:
-            raise WeightsCorrupt(f"{found} chunks instead of the {chunks} of the manifest", version=version)
+            raise WeightsCorrupt(
+                f"found {found} chunks, expected {chunks} according to the manifest", version=version
+            )
 
 
 def read_chunks(
     source: ChunkSource, keys: Keys, manifest: WeightManifest, deadline: float | None = None
 ) -> Iterator[bytes]:
-    """Yield the chunks in order; their number, indices, sizes and digests checked.
+    """Yield the chunks in order, after checking their number, indices, sizes and digests.
 
-    `deadline`: time.monotonic() after which TimeoutError is raised. Raises WeightsCorrupt as well.
+    Raises WeightsCorrupt, and TimeoutError once time.monotonic() exceeds `deadline`.
     """
     stream, version = keys.weight_chunks(manifest.version), manifest.version
     source.check_count(stream, manifest.chunks, version)
     for index in range(manifest.chunks):
         if deadline is not None and time.monotonic() > deadline:
             raise TimeoutError(
-                f"weights version {version}: chunk {index} of {manifest.chunks} after the whole time allowed"
+                f"weights version {version}: timed out before chunk {index} of {manifest.chunks}"
             )
         size = min(manifest.chunk_bytes, manifest.wire_nbytes - index * manifest.chunk_bytes)
         yield source.read(stream, index, size, version)
@@ -144,8 +146,8 @@ def read_chunks(
 class ByteStream:
     """Chunks as one stream of bytes.
 
-    The first one is read at once: whoever then allocates what a manifest promises knows that there are as
-    many chunks as it names, and that they are as long.
+    The first chunk is read immediately, so that the number of chunks and their size are known to match the
+    manifest before memory is allocated for it.
     """
 
     def __init__(self, chunks: Iterator[bytes], version: int) -> None:
@@ -153,13 +155,13 @@ class ByteStream:
         self._rest = memoryview(next(chunks, b""))
 
     def read(self, count: int) -> bytes:
-        """Exactly `count` bytes. Raises WeightsCorrupt when the stream ends before."""
+        """Exactly `count` bytes. Raises WeightsCorrupt when the stream has fewer left."""
         parts = []
         while count:
             if not len(self._rest):
                 chunk = next(self._chunks, None)
                 if chunk is None:
-                    raise WeightsCorrupt(f"ends {count} bytes too early", version=self._version)
+                    raise WeightsCorrupt(f"the stream ends {count} bytes early", version=self._version)
                 self._rest = memoryview(chunk)
             parts.append(self._rest[:count])
             count -= len(parts[-1])
@@ -167,13 +169,13 @@ class ByteStream:
         return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
     def end(self) -> None:
-        """Raise WeightsCorrupt when anything is left."""
+        """Raise WeightsCorrupt when bytes are left."""
         if len(self._rest) or next(self._chunks, None) is not None:
-            raise WeightsCorrupt("bytes after the last tensor", version=self._version)
+            raise WeightsCorrupt("the stream continues after the last tensor", version=self._version)
 
 
 def _entry(client: redis.Redis, stream: str, index: int) -> dict[bytes, bytes] | None:
-    # By id, so that a chunk costs one lookup wherever the one before it was read.
+    # By id: one lookup per chunk, wherever the chunk before it was read.
     found: Any = client.xrange(stream, min=f"{index + 1}-0", count=1)
     return found[0][1] if found else None
 
@@ -184,9 +186,9 @@ def _checked(fields: dict[bytes, bytes] | None, index: int, size: int, version: 
     data = fields.get(_DATA, b"")
     if fields.get(_INDEX) != str(index).encode():
         found = fields.get(_INDEX, b"none").decode(errors="replace")
-        raise WeightsCorrupt(f"found index {found} in its place", version=version, chunk=index)
+        raise WeightsCorrupt(f"found index {found} instead", version=version, chunk=index)
     if len(data) != size:
-        raise WeightsCorrupt(f"has {len(data)} bytes instead of {size}", version=version, chunk=index)
+        raise WeightsCorrupt(f"has {len(data)} bytes, expected {size}", version=version, chunk=index)
     if xxhash.xxh3_128_hexdigest(data).encode() != fields.get(_DIGEST):
-        raise WeightsCorrupt("digest differs", version=version, chunk=index)
+        raise WeightsCorrupt("digest mismatch", version=version, chunk=index)
     return data

@@ -1,18 +1,18 @@
 """Lossless delta between two versions of a tensor: which words changed, and by which bits.
 
-A tensor is a flat array of little-endian words of its item size; nothing here does arithmetic on numbers, so
-NaN payloads, -0.0 and denormals come out as they went in. It is cut into pieces of PIECE_WORDS words, and
-each piece becomes one record:
+A tensor is a flat array of little-endian words of its item size. Nothing here does floating-point arithmetic,
+so NaN payloads, -0.0 and denormals are preserved. It is cut into pieces of PIECE_WORDS words, and each piece
+becomes one record:
 
     header   changed words, wide gaps, bytes of frame 1, bytes of frame 2     (four little-endian u32)
     frame 1  zstd of: gaps u8 [n] | wide gaps, 4 byte planes u8 [4, w]
     frame 2  zstd of: changed bits, byte planes u8 [k, n]
 
-A gap is the number of unchanged words before a changed one; 255 stands for the next wide gap. Changed bits
-are old XOR new, in the order of the old words without their top bit: for floating point that is by magnitude,
-and an optimiser changes numbers of one magnitude by the same few bits, which the compressor can use (7 % less
-after one step of AdamW). Byte planes (all lowest bytes, then all second bytes, ...) help it as well.
-Memory: about 40 bytes per word of a piece where every word changed.
+A gap is the number of unchanged words before a changed one; 255 refers to the next wide gap. Changed bits are
+old XOR new, sorted by the old word without its top bit. For floating point this is the magnitude, and an
+optimiser changes values of similar magnitude by the same few bits, which compresses better (7 % smaller after
+one step of AdamW). Byte planes (all lowest bytes, then all second bytes, ...) compress better, too.
+Memory: about 40 bytes per word of a piece in which every word changes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Words = NDArray[np.unsignedinteger[Any]]
 
 
 class RecordError(ValueError):
-    """Bytes that are no record of a piece of this size."""
+    """Bytes that are not a record of a piece of this size."""
 
 
 class ReadExactly(Protocol):
@@ -44,7 +44,7 @@ class ReadExactly(Protocol):
 
 
 class Changes(NamedTuple):
-    """Positions in a piece, rising, and the bits to flip there. Flipping twice changes nothing."""
+    """Positions in a piece, ascending, and the bits to flip there. Flipping twice changes nothing."""
 
     at: NDArray[np.uint32]
     bits: Words
@@ -65,7 +65,7 @@ def pieces(count: int) -> Iterator[slice]:
 
 
 def changes(old: Words, new: Words) -> Changes:
-    """What turns `old` into `new`; both flat, of one size (at most PIECE_WORDS) and word size."""
+    """What turns `old` into `new`; both flat, of the same length (at most PIECE_WORDS) and word size."""
     at = np.flatnonzero(old != new).astype(np.uint32)
     return Changes(at, np.bitwise_xor(old[at], new[at]))
 
@@ -84,29 +84,29 @@ def encode_piece(old: Words, new: Words) -> bytes:
 
 
 def read_record(read: ReadExactly, piece: Words) -> bytes:
-    """The next record of a stream, of changes to `piece`. Raises RecordError for one that is too long."""
+    """Read the next record, which changes `piece`. Raises RecordError for one that is too long."""
     header = read(HEADER.size)
     nbytes = sum(HEADER.unpack(header)[2:])
-    if nbytes > 2 * (piece.nbytes + piece.size) + 1024:  # all changed, incompressible, and room to spare
+    if nbytes > 2 * (piece.nbytes + piece.size) + 1024:  # every word changed, incompressible, with a margin
         raise RecordError(f"a record of {nbytes} bytes does not fit a piece of {piece.size} words")
     return header + read(nbytes) if nbytes else header
 
 
 def decode_piece(record: bytes, old: Words) -> Changes:
-    """What a record changes in a piece that is `old`. Raises RecordError."""
+    """What a record changes in the piece `old`. Raises RecordError."""
     count, wide_count, first, second = HEADER.unpack_from(record)
     if len(record) != HEADER.size + first + second or count > old.size or wide_count > count:
         raise RecordError(f"a record of {count} changes does not fit a piece of {old.size} words")
     if not count:
         if len(record) > HEADER.size:
-            raise RecordError("a record of no changes has a frame")
+            raise RecordError("a record without changes has a frame")
         return Changes(np.empty(0, dtype=np.uint32), np.empty(0, dtype=old.dtype))
     item = old.dtype.itemsize
     raw = _decompressed(record[HEADER.size : HEADER.size + first], count + 4 * wide_count)
     gaps = raw[:count].astype(np.int64)
     is_wide = gaps == WIDE
     if np.count_nonzero(is_wide) != wide_count:
-        raise RecordError(f"{np.count_nonzero(is_wide)} wide gaps, {wide_count} announced")
+        raise RecordError(f"{np.count_nonzero(is_wide)} wide gaps, expected {wide_count}")
     gaps[is_wide] = _from_planes(raw[count:], 4)
     at = np.cumsum(gaps + 1) - 1
     if at[-1] >= old.size:
@@ -119,7 +119,7 @@ def decode_piece(record: bytes, old: Words) -> Changes:
 
 
 def _by_magnitude(values: Words) -> NDArray[np.intp]:
-    """The order of words without their top bit, by at most 15 bits below it; equal ones as they stand."""
+    """Stable order of words by the (at most) 15 bits below their top bit."""
     width = 8 * values.dtype.itemsize
     below_top = values & values.dtype.type((1 << (width - 1)) - 1)
     return np.argsort((below_top >> max(0, width - 16)).astype(np.uint16), kind="stable")
@@ -136,8 +136,8 @@ def _from_planes(planes: NDArray[np.uint8], item_bytes: int) -> Words:
 
 def _decompressed(frame: bytes, size: int) -> NDArray[np.uint8]:
     try:
-        if zstandard.frame_content_size(frame) != size:  # before anything of that size is allocated
-            raise RecordError(f"a frame that does not hold {size} bytes")
+        if zstandard.frame_content_size(frame) != size:  # checked before memory is allocated
+            raise RecordError(f"a frame of another size than {size} bytes")
         return np.frombuffer(zstandard.ZstdDecompressor().decompress(frame), dtype=np.uint8)
     except zstandard.ZstdError as exc:
         raise RecordError(f"a damaged frame: {exc}") from exc
@@ -148,13 +148,13 @@ _EXPONENTS["bfloat16"] = (2, 0xFF << 7)
 
 
 def count_not_finite(values: Words, dtype: str) -> int:
-    """Words that are NaN or infinity in floating-point type `dtype`; 0 for other types."""
+    """Number of words that are NaN or infinity in floating-point type `dtype`; 0 for other types."""
     if dtype not in _EXPONENTS:
         return 0
     mask = values.dtype.type(_EXPONENTS[dtype][1])
     found = 0
     for piece in pieces(values.size):  # a piece fits the cache
         exponents = values[piece] & mask
-        if exponents.max(initial=0) == mask:  # hardly ever: the maximum is much cheaper than the count
+        if exponents.max(initial=0) == mask:  # rare: the maximum is much cheaper than the count
             found += int(np.count_nonzero(exponents == mask))
     return found

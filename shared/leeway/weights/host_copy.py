@@ -1,14 +1,14 @@
-"""HostCopy: a reader's own copy of a weight version, always exactly one version, proven by its digest.
+"""HostCopy: a reader's copy of the weights, always exactly one version, verified by its digest.
 
-    advance(chain)   keyframe or deltas, piece by piece, each tensor's digest checked -> a newer version
-                     | anything wrong -> the version before, bit for bit
-    undo()           the version before the last advance
-    keep()           forget how to go back
+    advance(chain)   apply a keyframe or deltas, piece by piece, and check each digest -> a newer version
+                     | any error -> the version before, bit for bit
+    undo()           restore the version before the last advance
+    keep()           discard what undo needs
 
-The copy lies in memory without a file (memfd) that other processes of this machine can map by `path`, so
-that the workers of a tensor-parallel engine share one. It is changed in place: how to go back is a journal
-of the bits that were flipped, in memory or, when large, in a temporary file. Cost: the weights once in their
-wire type; while they change, one chunk, one piece and at most JOURNAL_BYTES more.
+The copy is anonymous memory (memfd) that other processes on this machine can map by `path`, so that the
+workers of a tensor-parallel engine share it. It is changed in place; a journal of the flipped bits, in memory
+or, when large, in a temporary file, leads back. Memory: the weights once in their wire type; while they
+change, one chunk, one piece and at most JOURNAL_BYTES more.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 JOURNAL_BYTES = 16 << 20
 _PLACE = struct.Struct("<QQBI")
-"""Of a journal's entry: offset of its piece in the buffer, words, bytes of a word, flipped words."""
+"""Header of a journal entry: offset of the piece in the buffer, words, bytes per word, flipped words."""
 
 
 class _Buffer:
@@ -56,15 +56,15 @@ class _Buffer:
         self.bytes = np.frombuffer(self.map, dtype=np.uint8, count=nbytes)
 
     def close(self) -> None:
-        os.close(self.fd)  # the mapping goes with its last view
+        os.close(self.fd)  # the mapping ends with its last view
 
 
 class HostCopy:
-    """See the module's docstring. Not for several threads at once."""
+    """See the module's docstring. Not thread-safe."""
 
     def __init__(self) -> None:
         self.held: WeightManifest | None = None
-        """The version that the copy holds; None before the first."""
+        """The version in the copy; None before the first."""
         self._buffer: _Buffer | None = None
         self._aside: _Buffer | None = None
         self._before: WeightManifest | None = None
@@ -72,17 +72,17 @@ class HostCopy:
 
     @property
     def path(self) -> str:
-        """Where other processes of this machine and user can map the copy."""
+        """Path under which other processes of this user on this machine can map the copy."""
         assert self._buffer is not None, "nothing is held yet"
         return f"/proc/{os.getpid()}/fd/{self._buffer.fd}"
 
     def tensor_words(self, spec: TensorSpec) -> Words:
-        """The values of one tensor that is held, as words; a view."""
+        """The values of one tensor as words; a view."""
         item = ITEM_BYTES[spec.dtype]
         return self._buffer_words(spec.offset, spec.nbytes // item, item)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Copies of the tensors that are held, by name."""
+        """Copies of all tensors, by name."""
         assert self.held is not None, "nothing is held yet"
         return {spec.name: as_tensor(self.tensor_words(spec).copy(), spec) for spec in self.held.tensors}
 
@@ -93,9 +93,9 @@ class HostCopy:
         chain: Sequence[WeightManifest],
         deadline: float | None = None,
     ) -> None:
-        """Go to the last version of `chain` (plan.plan_chain); `deadline`: time.monotonic() to end at.
+        """Advance to the last version of `chain` (see plan.plan_chain) before time.monotonic() is `deadline`.
 
-        Raises WeightsCorrupt, TimeoutError or RedisUnavailable, and holds then what it held before.
+        Raises WeightsCorrupt, TimeoutError or RedisUnavailable; the copy then holds what it held before.
         """
         self.keep()
         self._before = self.held
@@ -114,7 +114,7 @@ class HostCopy:
             raise
 
     def undo(self) -> None:
-        """Back to the version before the last `advance`; nothing is held when even that fails its digest."""
+        """Restore the version before the last `advance`; if its digest does not match, the copy is empty."""
         if self._aside is not None or (self._before is None and self._buffer is not None):
             self._drop(self._buffer)
             self._buffer, self._aside = self._aside, None
@@ -127,7 +127,7 @@ class HostCopy:
         self.keep()
 
     def keep(self) -> None:
-        """The version that is held is good; `undo` leads nowhere from now on."""
+        """Keep the current version: discard what `undo` needs."""
         self._drop(self._aside)
         self._aside = None
         self._before = self.held
@@ -171,9 +171,13 @@ class HostCopy:
         base = manifest.base
         if self.held is None or base is None or self.held.digest != base.digest:
             held = "nothing" if self.held is None else f"version {self.held.version}, {self.held.digest}"
-            raise WeightsCorrupt(f"a delta against {base}, but {held} is held", version=manifest.version)
+            raise WeightsCorrupt(
+                f"a delta against {base}, but the copy holds {held}", version=manifest.version
+            )
         if not self.held.same_layout(manifest):
-            raise WeightsCorrupt("a delta with other tensors than its base", version=manifest.version)
+            raise WeightsCorrupt(
+                "the tensors of the delta are not those of its base", version=manifest.version
+            )
         for spec in manifest.tensors:
             target = self.tensor_words(spec)
             for piece in pieces(target.size):
@@ -185,7 +189,7 @@ class HostCopy:
             self._check(manifest, spec)
 
     def _flip(self, spec: TensorSpec, piece: slice, found: Changes) -> None:
-        """Apply changes, noted in the journal before."""
+        """Apply changes, after writing them to the journal."""
         assert self._journal is not None
         if not found.at.size:
             return
@@ -202,7 +206,7 @@ class HostCopy:
         found.flip(self._buffer_words(*place))
 
     def _replay(self, journal: IO[bytes]) -> None:
-        """Flip everything back; the order does not matter."""
+        """Flip all bits back; the order does not matter."""
         journal.seek(0)
         while place := journal.read(_PLACE.size):
             offset, count, item, flipped = _PLACE.unpack(place)
@@ -216,7 +220,7 @@ class HostCopy:
 
     def _check(self, manifest: WeightManifest, spec: TensorSpec) -> None:
         if self._digest(spec) != spec.digest:
-            raise WeightsCorrupt("digest differs", version=manifest.version, tensor=spec.name)
+            raise WeightsCorrupt("digest mismatch", version=manifest.version, tensor=spec.name)
 
     def _digest(self, spec: TensorSpec) -> str:
         return xxhash.xxh3_128_hexdigest(self.tensor_words(spec).data)
@@ -228,7 +232,7 @@ class HostCopy:
 
 
 def as_tensor(values: Words, spec: TensorSpec) -> torch.Tensor:
-    """The tensor of `spec` on the memory of `values`."""
+    """The tensor that `spec` describes, sharing the memory of `values`."""
     import torch
 
     flat = torch.from_numpy(values.view(np.uint8)) if values.size else torch.empty(0, dtype=torch.uint8)

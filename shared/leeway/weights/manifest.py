@@ -1,10 +1,10 @@
-"""The manifest of a weight version: what was published, and the errors of reading and writing it."""
+"""The manifest of a weight version, and the errors of reading and writing versions."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
@@ -20,34 +20,34 @@ ITEM_BYTES: dict[str, int] = {
 }  # fmt: skip
 
 MAX_CHUNK_BYTES = 512 << 20
-"""Redis has no longer strings."""
+"""Maximum length of a Redis string."""
 
 
 class WeightsError(LeewayError):
-    """A weight broadcast cannot be written, read or used."""
+    """A weight version cannot be written, read or loaded."""
 
 
 class WeightsNotFinite(WeightsError):
-    """A tensor holds NaN or infinity and is not published. `tensor` is its name."""
+    """`tensor` holds NaN or infinity; the version is not published."""
 
     def __init__(self, version: int, tensor: str, count: int, numel: int) -> None:
         super().__init__(
             f"weights version {version}: tensor {tensor} has {count} of {numel} values that are NaN or "
-            "infinite in the wire dtype; nothing of this version was published"
+            "infinite in the wire dtype; this version is not published"
         )
         self.version, self.tensor, self.count = version, tensor, count
 
 
 class WeightsVersionRefused(WeightsError):
-    """A version that is not above the newest one published in this run epoch."""
+    """A version that is not above the newest published one."""
 
 
 class WeightsTooLarge(WeightsError):
-    """A version that does not fit the memory that Redis has for weights; nothing of it was published."""
+    """A version does not fit the memory that Redis has for weights; it is not published."""
 
 
 class WeightsCorrupt(WeightsError):
-    """Chunks, tensors or manifest do not fit together; `version`, `chunk`, `tensor` say where if known."""
+    """Chunks, tensors and manifest are inconsistent; `version`, `chunk`, `tensor`: where, if known."""
 
     def __init__(
         self, reason: str, *, version: int | None, chunk: int | None = None, tensor: str | None = None
@@ -64,7 +64,7 @@ class _Wire(BaseModel):
 
 
 class TensorSpec(_Wire):
-    """One tensor: `nbytes` little-endian bytes at `offset` of the version's byte stream."""
+    """One tensor: `nbytes` little-endian bytes at `offset` in the version's byte stream."""
 
     name: str = Field(min_length=1)
     dtype: WireDtype
@@ -81,32 +81,24 @@ class Base(_Wire):
     digest: str
 
 
-class NcclOffer(_Wire):
-    """Where to join the group that carries a version: rank 0 is the trainer."""
-
-    address: str
-    port: int
-    world_size: int
-    ranks: dict[str, int]
-    """Name of a sampler -> rank of its first worker."""
-
-
 class WeightManifest(_Wire):
     """Everything a reader needs to know about one version. Written after its last chunk.
 
-    `tensors`, `nbytes` and `digest` are of the weights themselves; `wire_nbytes` bytes in `chunks` chunks
-    carry them: all of them (`full`), or what changed since `base` (`delta`). `nccl`: nothing is in Redis,
-    samplers get the weights from a group (`offer`).
+    `tensors`, `nbytes` and `digest` describe the weights themselves. With transport `redis`, `wire_nbytes`
+    bytes in `chunks` chunks carry them: the whole (`full`), or what changed since `base` (`delta`). Any other
+    transport keeps no bytes in Redis; its `offer` tells samplers how to get the weights, in a form that only
+    that transport reads.
     """
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     run: str
     epoch: int = Field(ge=0)
     version: int = Field(ge=0)
     step: int = Field(ge=0)
-    codec: Literal["full", "delta", "nccl"] = "full"
+    codec: Literal["full", "delta"] = "full"
     base: Base | None = None
-    offer: NcclOffer | None = None
+    transport: str = Field(default="redis", min_length=1)
+    offer: dict[str, Any] | None = None
     chunk_bytes: int = Field(ge=1, le=MAX_CHUNK_BYTES)
     chunks: int = Field(ge=0)
     wire_nbytes: int = Field(ge=0)
@@ -131,25 +123,28 @@ class WeightManifest(_Wire):
         offset = 0
         for spec in self.tensors:
             if spec.offset != offset or spec.nbytes != math.prod(spec.shape) * ITEM_BYTES[spec.dtype]:
-                raise ValueError(f"tensor {spec.name}: offset or size does not follow from shape and order")
+                raise ValueError(f"tensor {spec.name}: offset or size does not match its shape and position")
             offset += spec.nbytes
         if offset != self.nbytes or self.chunks != -(-self.wire_nbytes // self.chunk_bytes):
             raise ValueError(
-                f"{self.nbytes} bytes, {self.wire_nbytes} on the wire in {self.chunks} chunks, do not fit "
+                f"{self.nbytes} bytes, {self.wire_nbytes} on the wire in {self.chunks} chunks, do not match "
                 f"tensors of {offset} bytes"
             )
         if (self.codec == "delta") != (self.base is not None):
             raise ValueError(f"codec {self.codec} with base {self.base}")
         if self.base is not None and self.base.version >= self.version:
-            raise ValueError(f"its base {self.base.version} is not below it")
-        if (self.codec == "nccl") != (self.offer is not None):
-            raise ValueError(f"codec {self.codec} with offer {self.offer}")
-        if self.codec == "full" and self.wire_nbytes != self.nbytes:
-            raise ValueError(f"{self.wire_nbytes} bytes carry {self.nbytes} in full")
+            raise ValueError(f"base version {self.base.version} is not below version {self.version}")
+        in_redis = self.transport == "redis"
+        if in_redis != (self.offer is None):
+            raise ValueError(f"transport {self.transport} with offer {self.offer}")
+        if not in_redis and self.wire_nbytes:
+            raise ValueError(f"transport {self.transport} with {self.wire_nbytes} bytes in Redis")
+        if in_redis and self.codec == "full" and self.wire_nbytes != self.nbytes:
+            raise ValueError(f"{self.wire_nbytes} bytes on the wire for {self.nbytes} bytes in full")
         if len({spec.name for spec in self.tensors}) != len(self.tensors):
-            raise ValueError("a tensor name stands twice")
+            raise ValueError("duplicate tensor name")
         if self.digest != weights_digest(self.tensors):
-            raise ValueError("the digest is not that of the tensors listed")
+            raise ValueError("the digest does not match the listed tensors")
         return self
 
 

@@ -16,7 +16,7 @@ def decide_codec(
 ) -> Literal["full", "delta"]:
     """How the next version of `epoch` is sent.
 
-    `published`: manifests in Redis, in order. A keyframe when nothing of this epoch is there, when one was
+    `published`: manifests in Redis, in order. A keyframe for the first version of an epoch, when one was
     demanded, and every `keyframe_every` versions; otherwise a delta against the newest version.
     """
     for since, manifest in enumerate(reversed(published), 1):
@@ -30,10 +30,10 @@ def decide_codec(
 def plan_chain(
     published: Sequence[WeightManifest], wanted: VersionKey, held: WeightManifest | None
 ) -> list[WeightManifest]:
-    """The versions to apply one after the other to get from `held` (None: nothing) to `wanted`.
+    """The versions to apply in order to get from `held` (None: nothing) to `wanted`.
 
-    Deltas on top of what is held where that leads there, else the newest keyframe below and the deltas
-    after it. Raises WeightsCorrupt when a link of the chain is not published any more.
+    Deltas on top of `held` if they lead there, else the newest keyframe up to `wanted` and the deltas after
+    it. Raises WeightsCorrupt when a version of the chain is no longer published.
     """
     by_key = {m.key: m for m in published}
     chain: list[WeightManifest] = []
@@ -42,7 +42,7 @@ def plan_chain(
         manifest = by_key.get(key)
         if manifest is None:
             needed = f"; the delta to version {chain[-1].version} needs it" if chain else ""
-            raise WeightsCorrupt(f"not published any more{needed}", version=key[1])
+            raise WeightsCorrupt(f"no longer published{needed}", version=key[1])
         chain.append(manifest)
         if manifest.base is None:
             return chain[::-1]
@@ -52,17 +52,17 @@ def plan_chain(
 
 
 def plan_free(published: Sequence[WeightManifest], held: Collection[VersionKey]) -> list[WeightManifest]:
-    """The versions that nobody needs any more.
+    """The versions that no sampler needs any more.
 
-    `held`: what live samplers hold. The newest keyframe and what follows is kept for samplers that join
-    later; older versions until every live sampler has moved on to that keyframe or a later version.
+    `held`: the versions of live samplers. The newest keyframe and the versions after it are kept for samplers
+    that join later; older versions until every live sampler holds that keyframe or a later version.
     """
     keyframes = [m.key for m in published if m.base is None]
     if not keyframes:
         return []
     oldest = min(held, default=keyframes[-1])
     start = max((k for k in keyframes if k <= oldest), default=keyframes[0])
-    if published[-1].epoch > start[0]:  # an earlier start of the trainer: void as a whole
+    if published[-1].epoch > start[0]:  # of an earlier start of the trainer: all void
         start = next(k for k in keyframes if k[0] == published[-1].epoch)
     return [m for m in published if m.key < start]
 
@@ -74,10 +74,10 @@ def room_for(
     memory: Mapping[str, int],
     reserve: float = 0.1,
 ) -> int | None:
-    """Bytes that a new version may take in Redis; None: no limit is known.
+    """Bytes that a new version may use in Redis; None: no limit.
 
-    `limit_bytes`: weights.max_redis_mib; `memory`: `maxmemory` (0: none) and `used_memory` of INFO memory, of
-    which a share `reserve` is left for rollouts and tickets.
+    `limit_bytes`: weights.max_redis_mib. `memory`: `maxmemory` (0: none) and `used_memory` of INFO memory; a
+    share `reserve` of maxmemory is left for rollouts and tickets.
     """
     rooms = []
     if limit_bytes is not None:

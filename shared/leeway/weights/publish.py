@@ -4,10 +4,10 @@
            -> its bytes (full), or records against the old tensor (delta) -> chunks ==> weights:<version>
     manifest (last, one JSON field)                                                 ==> weights
 
-The tensors lie behind each other in one byte stream that is cut every `chunk_bytes`. Every chunk, every
-tensor and the whole carry an xxh3 digest. The digest of the whole covers names, types, shapes and tensor
-digests, so that equal weights have equal digests however they were encoded, cut or sent.
-A reader trusts nothing that is not named by a manifest: a publisher that dies leaves no visible version.
+The tensors follow each other in one byte stream that is cut every `chunk_bytes`. Every chunk, every tensor
+and the version as a whole carry an xxh3 digest. The version's digest covers names, types, shapes and tensor
+digests, so equal weights have equal digests however they are encoded, cut or sent.
+Readers ignore everything that no manifest names: a publisher that dies leaves no visible version.
 """
 
 from __future__ import annotations
@@ -17,16 +17,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import redis
-import xxhash
 from pydantic import ValidationError
 
 from leeway.streams import Keys, retrying
 from leeway.weights.chunks import ChunkWriter
-from leeway.weights.codec import Words, count_not_finite, encode_piece, pieces, words
+from leeway.weights.codec import count_not_finite, encode_piece, pieces
 from leeway.weights.manifest import (
-    ITEM_BYTES,
     Base,
-    NcclOffer,
     TensorSpec,
     WeightManifest,
     WeightsCorrupt,
@@ -36,6 +33,7 @@ from leeway.weights.manifest import (
     WeightsVersionRefused,
     weights_digest,
 )
+from leeway.weights.tensors import dtype_name, place_specs, tensor_spec, wire_words
 
 if TYPE_CHECKING:
     import torch
@@ -47,11 +45,13 @@ Tensors = Iterable["tuple[str, torch.Tensor] | tuple[str, torch.Tensor, torch.Te
 
 
 def parse_manifest(fields: Mapping[bytes, bytes]) -> WeightManifest:
-    """The manifest in an entry of stream `weights`. Raises WeightsCorrupt when it does not add up."""
+    """The manifest in an entry of stream `weights`. Raises WeightsCorrupt when it is invalid."""
     try:
         return WeightManifest.model_validate_json(fields[MANIFEST_FIELD])
     except KeyError:
-        raise WeightsCorrupt(f"an entry without a manifest, fields {sorted(fields)}", version=None) from None
+        raise WeightsCorrupt(
+            f"an entry of stream weights has no manifest but fields {sorted(fields)}", version=None
+        ) from None
     except ValidationError as exc:
         problem = exc.errors(include_url=False)[0]
         raise WeightsCorrupt(f"manifest: {problem['loc']} {problem['msg']}", version=None) from exc
@@ -86,27 +86,22 @@ def publish_weights(
 ) -> WeightManifest:
     """Publish all weights as `version` of run `epoch`, at optimiser `step`.
 
-    With `base`, the version before, only what changed is sent, and `tensors` gives the old tensors too,
-    which must be what `base` holds. Floating-point tensors travel as `wire_dtype`, others as they are.
-    `tensors` is consumed one at a time. Chunks of an earlier attempt at the same version are deleted first;
-    an attempt that fails deletes its own. A write waits up to `budget_s` seconds while the server is away or
-    out of memory.
+    With `base`, the version before, only the changes are sent; `tensors` then yields the old tensors too,
+    which must be those of `base`. Floating-point tensors travel as `wire_dtype`, others as they are.
+    `tensors` is consumed one at a time. Chunks of an earlier attempt at the same version are deleted first; a
+    failed attempt deletes its chunks. A write is retried for up to `budget_s` seconds while the server is
+    away or out of memory.
 
     Raises WeightsVersionRefused, WeightsNotFinite (names the tensor), WeightsTooLarge (more than
-    `limit_bytes` bytes) or RedisUnavailable; nothing is published then.
+    `limit_bytes` bytes) or RedisUnavailable; the version is not published then.
     """
-    newest = latest_manifest(client, keys)
-    if newest is not None and (epoch, version) <= newest.key:
-        raise WeightsVersionRefused(
-            f"weights version {version} of run epoch {epoch} is not above version {newest.version} of epoch "
-            f"{newest.epoch}, which is published: versions only rise, and a resumed run needs a higher epoch"
-        )
+    _check_rises(client, keys, epoch, version)
     stream = keys.weight_chunks(version)
     client.unlink(stream)
     writer = ChunkWriter(client, stream, chunk_bytes, budget_s, limit_bytes)
     committed = False
     try:
-        specs = _placed([_send(writer, version, wire_dtype, *item) for item in tensors])
+        specs = place_specs([_send(writer, version, wire_dtype, *item) for item in tensors])
         writer.flush()
         manifest = WeightManifest(
             run=keys.run,
@@ -141,22 +136,28 @@ def publish_weights(
 def publish_offer(
     client: redis.Redis,
     keys: Keys,
-    offer: NcclOffer,
-    specs: Sequence[TensorSpec],
     *,
+    transport: str,
+    offer: dict[str, Any],
+    specs: Sequence[TensorSpec],
     epoch: int,
     version: int,
     step: int,
     traceparent: str | None = None,
     budget_s: float = 60.0,
 ) -> WeightManifest:
-    """Announce a version that samplers get from an NCCL group; nothing else of it is in Redis."""
+    """Publish the manifest of a version whose weights do not travel through Redis but by `transport`.
+
+    `offer` tells that transport on the samplers' side how to get the weights described by `specs`; it must be
+    JSON. Raises WeightsVersionRefused, or RedisUnavailable after `budget_s` seconds.
+    """
+    _check_rises(client, keys, epoch, version)
     manifest = WeightManifest(
         run=keys.run,
         epoch=epoch,
         version=version,
         step=step,
-        codec="nccl",
+        transport=transport,
         offer=offer,
         chunk_bytes=1,
         chunks=0,
@@ -170,6 +171,15 @@ def publish_offer(
     return manifest
 
 
+def _check_rises(client: redis.Redis, keys: Keys, epoch: int, version: int) -> None:
+    newest = latest_manifest(client, keys)
+    if newest is not None and (epoch, version) <= newest.key:
+        raise WeightsVersionRefused(
+            f"weights version {version} of run epoch {epoch} is not above version {newest.version} of epoch "
+            f"{newest.epoch}, which is published: versions only rise, and a resumed run needs a higher epoch"
+        )
+
+
 def _announce(client: redis.Redis, keys: Keys, manifest: WeightManifest, budget_s: float) -> None:
     fields: Any = {MANIFEST_FIELD: manifest.model_dump_json()}
     retrying(
@@ -180,16 +190,16 @@ def _announce(client: redis.Redis, keys: Keys, manifest: WeightManifest, budget_
 
 
 def free_versions(client: redis.Redis, keys: Keys, versions: Sequence[WeightManifest]) -> int:
-    """Delete chunks and manifests of `versions`, and chunks that no manifest names; returns how many."""
+    """Delete chunks and manifests of `versions`, and chunks without a manifest; returns how many streams."""
     gone = {manifest.key for manifest in versions}
     entries: Any = client.xrange(keys.weights)
     manifests = {entry_id: parse_manifest(fields) for entry_id, fields in entries}
-    # A resumed run may use a number again; its chunks are then those of the higher epoch.
+    # A resumed run may reuse a number; the chunks are then those of the higher epoch.
     kept = {manifest.version for manifest in manifests.values() if manifest.key not in gone}
     prefix = f"{keys.weights}:"
     freed = 0
     old = [entry_id for entry_id, manifest in manifests.items() if manifest.key in gone]
-    if old:  # before the chunks: what a manifest names is there
+    if old:  # before the chunks: a manifest never names missing chunks
         client.xdel(keys.weights, *old)
     for key in client.scan_iter(match=f"{prefix}*"):
         suffix = key.decode().removeprefix(prefix)
@@ -198,26 +208,15 @@ def free_versions(client: redis.Redis, keys: Keys, versions: Sequence[WeightMani
     return freed
 
 
-def wire_words(tensor: torch.Tensor, dtype: str | None = None) -> Words:
-    """A tensor's values, flat, as little-endian words; `dtype`: another wire type for floating point."""
-    torch = _torch()
-    wire = tensor.detach()
-    if dtype is not None and wire.is_floating_point():
-        wire = wire.to(getattr(torch, dtype))
-    flat = wire.to("cpu").contiguous().reshape(-1)
-    return words(flat.view(torch.uint8).numpy(), flat.element_size())
-
-
 def _send(
     writer: ChunkWriter,
     version: int,
-    wire_dtype: torch.dtype | str,
+    float_dtype: torch.dtype | str,
     name: str,
     tensor: torch.Tensor,
     old: torch.Tensor | None = None,
 ) -> TensorSpec:
-    wire_name = str(wire_dtype).removeprefix("torch.")
-    dtype = wire_name if tensor.is_floating_point() else _dtype_name(tensor.dtype)
+    dtype = dtype_name(float_dtype if tensor.is_floating_point() else tensor.dtype)
     new = wire_words(tensor, dtype)
     bad = count_not_finite(new, dtype)  # after the cast, which can overflow
     if bad:
@@ -227,37 +226,7 @@ def _send(
     else:
         before = wire_words(old, dtype)
         if before.size != new.size:
-            raise WeightsError(f"weights version {version}: tensor {name} has another size than in its base")
+            raise WeightsError(f"weights version {version}: tensor {name} and its base differ in size")
         for piece in pieces(new.size):
             writer.write(encode_piece(before[piece], new[piece]))
-    return TensorSpec(
-        name=name,
-        dtype=_dtype_name(dtype),
-        shape=tuple(tensor.shape),
-        offset=0,  # see _placed
-        nbytes=new.nbytes,
-        digest=xxhash.xxh3_128_hexdigest(new.data),
-    )
-
-
-def _placed(specs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """The same tensors one behind the other."""
-    placed, offset = [], 0
-    for spec in specs:
-        placed.append(spec.model_copy(update={"offset": offset}))
-        offset += spec.nbytes
-    return placed
-
-
-def _dtype_name(dtype: torch.dtype | str) -> Any:
-    name = str(dtype).removeprefix("torch.")
-    if name not in ITEM_BYTES:
-        raise WeightsError(f"tensors of {name} cannot be sent; supported are {', '.join(ITEM_BYTES)}")
-    return name
-
-
-def _torch() -> Any:
-    # Imported on use: the controller reads manifests and has no torch.
-    import torch
-
-    return torch
+    return tensor_spec(name, tensor, new, dtype)

@@ -232,7 +232,7 @@ async def test_a_damaged_broadcast_leaves_the_old_weights(rig):
     entry_id, _ = rig.client.xrange(stream)[-1]
     rig.client.xdel(stream, entry_id)
     with pytest.raises(
-        WeightsRefused, match=f"version {rig.version}: {manifest.chunks - 1} chunks instead of"
+        WeightsRefused, match=f"version {rig.version}: found {manifest.chunks - 1} chunks, expected"
     ):
         await rig.engine.apply_weights(manifest)
     assert (rig.engine.version, rig.engine.digest) == (version, held)

@@ -80,7 +80,7 @@ def test_padded_log_probs_equal_the_models_own(tmp_path, name):
         torch.testing.assert_close(logp[batch.sequence == i], want, atol=2e-5, rtol=0)
 
 
-def test_unknown_transformation_of_logits_is_refused(tmp_path, monkeypatch):
+def test_unknown_transformation_of_logits_is_rejected(tmp_path, monkeypatch):
     from transformers import LlamaForCausalLM
 
     save("Llama", tmp_path)
@@ -92,11 +92,11 @@ def test_unknown_transformation_of_logits_is_refused(tmp_path, monkeypatch):
         return out
 
     monkeypatch.setattr(LlamaForCausalLM, "forward", doubled)
-    with pytest.raises(UsageError, match="transforms its logits in a way the trainer does not know"):
+    with pytest.raises(UsageError, match="transforms its logits in a way that the trainer does not support"):
         load_policy_model(tmp_path, dtype=torch.float32, chunk_tokens=4)
 
 
-def test_a_directory_without_a_model_is_refused(tmp_path):
+def test_a_directory_without_a_model_is_rejected(tmp_path):
     with pytest.raises(UsageError, match="cannot load a causal language model from"):
         load_policy_model(tmp_path, dtype=torch.float32, chunk_tokens=4)
     (tmp_path / "config.json").write_text("{")
@@ -104,7 +104,7 @@ def test_a_directory_without_a_model_is_refused(tmp_path):
         load_policy_model(tmp_path, dtype=torch.float32, chunk_tokens=4)
 
 
-def test_damaged_weights_are_refused(tmp_path):
+def test_damaged_weights_are_rejected(tmp_path):
     save("Llama", tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])

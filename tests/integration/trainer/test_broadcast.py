@@ -15,6 +15,8 @@ from leeway_trainer.broadcast import Broadcaster
 from leeway_trainer.model import load_policy_model
 from leeway_trainer.policy import Policy
 from leeway_trainer.snapshot import Snapshot, wire_tensors
+from leeway_trainer.transports import find_transport
+from leeway_trainer.transports.base import Link
 
 
 class Rig:
@@ -28,7 +30,9 @@ class Rig:
         model = load_policy_model(tiny_dir, dtype=dtype, chunk_tokens=5)
         self.snapshot = Snapshot(copy.deepcopy(model), self.config.trainer, ranks)
         self.policy = Policy(model, self.config.trainer, ranks)
-        self.broadcaster = Broadcaster(self.config, ranks, client, keys, epoch=0)
+        link = Link(self.config, ranks, client, keys, epoch=0)
+        transport = find_transport(self.config, ranks)
+        self.broadcaster = Broadcaster(transport, link, self.policy, self.snapshot)
         self.client, self.keys, self.wire = client, keys, getattr(torch, wire)
         self.copy, self.version = HostCopy(), -1
 
@@ -39,9 +43,10 @@ class Rig:
         self.policy.step(self.version + 1)
 
     def publish(self):
-        self.broadcaster.publish(self.policy, self.snapshot, version=self.version + 1, step=0)
+        manifest = self.broadcaster.publish(self.version + 1, step=0)
+        self.broadcaster.refresh(step=0)
         self.version += 1
-        manifest = self.broadcaster.last
+        assert manifest == self.broadcaster.last
         self.copy.advance(ChunkSource(self.client), self.keys, [manifest])
         return manifest
 
@@ -124,7 +129,7 @@ def test_no_room_leaves_everything_as_it_is(tiny_dir, ranks, client, keys, every
     try:
         client.config_set("maxmemory", int(client.info("memory")["used_memory"] * 1.1))
         with pytest.raises(WeightsTooLarge, match="do not fit the memory that Redis has left"):
-            rig.broadcaster.publish(rig.policy, rig.snapshot, version=1, step=0)
+            rig.broadcaster.publish(1, step=0)
     finally:
         client.config_set("maxmemory", limit)
     assert [m.version for m in published_manifests(client, keys)] == [0]

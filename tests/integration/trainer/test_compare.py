@@ -98,9 +98,9 @@ def test_weights_of_responses_leave_the_centred_rows_by_token(saved: Path) -> No
     assert levels["tis + score_centering"].level == "token"
 
 
-def test_another_shape_of_the_batch_is_refused(saved: Path) -> None:
+def test_another_shape_of_the_batch_is_rejected(saved: Path) -> None:
     for sets in (["batch.prompts=3"], ["batch.prompts=3", "batch.group_size=2"]):
-        with pytest.raises(UsageError, match="leave these as they were"):
+        with pytest.raises(UsageError, match="do not change these settings"):
             load_batch(find_batch(saved), sets)
 
 
@@ -118,7 +118,7 @@ def test_the_command_prints_a_table_or_json(saved: Path) -> None:
     assert len(data["corrections"]) == len(variants(load_batch(find_batch(saved))[2].correction))
 
 
-def test_a_directory_without_a_batch_is_refused(tmp_path: Path, saved: Path) -> None:
+def test_a_directory_without_a_batch_is_rejected(tmp_path: Path, saved: Path) -> None:
     done = cli(str(tmp_path))
     assert done.returncode == 2
     assert "output.save_batches" in done.stderr

@@ -15,15 +15,17 @@ import pytest
 from other_side import OtherSide
 from trainer_support import make_rollout, run_config
 
-import leeway_trainer.broadcast as broadcast
 import leeway_trainer.checkpoint as ckpt
+import leeway_trainer.durability as durability
 import leeway_trainer.train as train
+import leeway_trainer.transports.kinds.redis as transport
 from leeway.batches import prompts_digest
 from leeway_host.launch.history import check_order, check_starts, is_repeat
 from leeway_trainer.assemble import BatchAssembler
+from leeway_trainer.epochs import TrainerSetup
 from leeway_trainer.feed import Feed
 from leeway_trainer.snapshot import Snapshot
-from leeway_trainer.train import Place, Trainer
+from leeway_trainer.train import Trainer
 
 STEPS, EVERY = 6, 2
 POINTS: dict[str, tuple[Any, str, bool, int]] = {
@@ -33,12 +35,12 @@ POINTS: dict[str, tuple[Any, str, bool, int]] = {
     "a step begins": (train, "train_step", True, 3),
     "a step is done": (train, "train_step", False, 2),
     "a step is reported": (Feed, "report", False, 3),
-    "new weights begin": (broadcast, "publish_weights", True, 2),
-    "new weights are out": (broadcast, "publish_weights", False, 2),
+    "new weights begin": (transport, "publish_weights", True, 2),
+    "new weights are out": (transport, "publish_weights", False, 2),
     "their copy is renewed": (Snapshot, "refresh", False, 2),
     "old rollouts are void": (Feed, "renew", False, 1),
-    "a checkpoint begins": (train, "save_checkpoint", True, 1),
-    "the second checkpoint begins": (train, "save_checkpoint", True, 2),
+    "a checkpoint begins": (durability, "save_checkpoint", True, 1),
+    "the second checkpoint begins": (durability, "save_checkpoint", True, 2),
     "the state is written": (ckpt, "_sync_tree", True, 2),
     "the checkpoint is on disk": (ckpt, "_sync_tree", False, 2),
     "it has its name": (ckpt, "_replace_text", True, 2),
@@ -80,16 +82,16 @@ def test_a_crash_resumes_to_the_same_batches(tiny_dir, ranks, keys, client, tmp_
         sync={"max_age": 2, "stall_timeout_s": 20.0},
         output={"save_model": False},
     )
-    place = Place(str(tiny_dir), tmp_path / "run", keys, client)
+    setup = TrainerSetup(str(tiny_dir), tmp_path / "run", keys, client)
     owner, name, before, call = POINTS[point]
     with OtherSide(client, keys, config) as other:
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, die_at(owner, name, before, call))
             with pytest.raises(Died):
-                Trainer(config, ranks, place).run()
-        latest = place.out / "checkpoints" / "latest"
-        resume = place.out if latest.exists() else None
-        Trainer(config, ranks, dataclasses.replace(place, resume=resume)).run()
+                Trainer(config, ranks, setup).run()
+        latest = setup.out / "checkpoints" / "latest"
+        resume = setup.out if latest.exists() else None
+        Trainer(config, ranks, dataclasses.replace(setup, resume=resume)).run()
         other.wait_for(lambda: other.reports[-1].event == "finished")
     reports = [
         report
@@ -102,8 +104,8 @@ def test_a_crash_resumes_to_the_same_batches(tiny_dir, ranks, keys, client, tmp_
     assert {r.step for r in steps} == set(range(STEPS))
     for report in steps:
         assert report.metrics["batch/digest"] == expected(report.step, 2, 3)
-    assert ckpt.read_state(ckpt.find_checkpoint(place.out)).next_batch == STEPS
+    assert ckpt.read_state(ckpt.find_checkpoint(setup.out)).next_batch == STEPS
     assert client.xlen(keys.rollouts) == 0
     assert client.xpending(keys.rollouts, "trainer")["pending"] == 0
-    left = [path.name for path in (place.out / "checkpoints").iterdir() if path.name.startswith(".")]
+    left = [path.name for path in (setup.out / "checkpoints").iterdir() if path.name.startswith(".")]
     assert left == []

@@ -111,7 +111,7 @@ def test_lag_is_exactly_zero_after_a_refresh_and_not_before(tiny_dir, ranks, sta
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_non_finite_loss_is_refused(tiny_dir, ranks, stage, dtype):
+def test_non_finite_loss_is_rejected(tiny_dir, ranks, stage, dtype):
     config = _config(tiny_dir, stage, dtype)
     policy = Policy(load(tiny_dir, getattr(torch, dtype)), config, ranks)
     batches = micro_batches(make_batch())
@@ -125,7 +125,7 @@ def test_non_finite_loss_is_refused(tiny_dir, ranks, stage, dtype):
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_non_finite_gradient_is_refused(tiny_dir, ranks, stage, dtype):
+def test_non_finite_gradient_is_rejected(tiny_dir, ranks, stage, dtype):
     policy = Policy(load(tiny_dir, getattr(torch, dtype)), _config(tiny_dir, stage, dtype), ranks)
     batch = micro_batches(make_batch(), budget=10_000)[0]
     logp = policy.forward(batch, last=True).logp

@@ -17,14 +17,15 @@ from leeway.streams import EPOCH_FIELD, Tail, append, connect, now
 from leeway.weights import ChunkSource, HostCopy
 from leeway_host.redis_server import EmbeddedRedis
 from leeway_trainer.checkpoint import find_checkpoint, read_state
+from leeway_trainer.epochs import TrainerSetup
 from leeway_trainer.feed import SupersededError
 from leeway_trainer.model import load_policy_model
-from leeway_trainer.train import Place, StoppedError, Trainer
+from leeway_trainer.train import StoppedError, Trainer
 
 
 @pytest.fixture
-def place(tiny_dir, keys, client, tmp_path) -> Place:
-    return Place(str(tiny_dir), tmp_path / "run", keys, client)
+def setup(tiny_dir, keys, client, tmp_path) -> TrainerSetup:
+    return TrainerSetup(str(tiny_dir), tmp_path / "run", keys, client)
 
 
 def trainer(**over):
@@ -37,10 +38,10 @@ def trainer(**over):
     } | over
 
 
-def test_a_run_from_start_to_end(tiny_dir, ranks, place, client, keys):
+def test_a_run_from_start_to_end(tiny_dir, ranks, setup, client, keys):
     config = run_config(tiny_dir, trainer=trainer(), sync={"max_age": 2, "stall_timeout_s": 20.0})
     with OtherSide(client, keys, config) as other:
-        Trainer(config, ranks, place).run()
+        Trainer(config, ranks, setup).run()
         other.wait_for(lambda: other.reports[-1].event == "finished")
     assert [(r.event, r.step) for r in other.reports] == [
         ("started", 0),
@@ -69,14 +70,14 @@ def test_a_run_from_start_to_end(tiny_dir, ranks, place, client, keys):
             assert name in report.metrics
     assert [(m.version, m.step) for m in other.manifests] == [(0, 0), (1, 2), (2, 4)]
     assert client.xlen(keys.rollouts) == 0, "all rollouts are in a checkpoint"
-    assert read_state(find_checkpoint(place.out)).next_batch == 5
-    assert load_policy_model(place.out / "model", dtype=torch.float32, chunk_tokens=9)
+    assert read_state(find_checkpoint(setup.out)).next_batch == 5
+    assert load_policy_model(setup.out / "model", dtype=torch.float32, chunk_tokens=9)
 
 
-def test_what_is_published_is_theta(tiny_dir, ranks, place, client, keys):
+def test_what_is_published_is_theta(tiny_dir, ranks, setup, client, keys):
     config = run_config(tiny_dir, trainer=trainer(steps=2), sync={"max_age": 1, "stall_timeout_s": 20.0})
     with OtherSide(client, keys, config) as other:
-        run = Trainer(config, ranks, place)
+        run = Trainer(config, ranks, setup)
         run.run()
     copy, source = HostCopy(), ChunkSource(client)
     copy.advance(source, keys, other.manifests[:1])
@@ -92,17 +93,19 @@ def test_what_is_published_is_theta(tiny_dir, ranks, place, client, keys):
         assert torch.equal(last[name], param), "theta_s is what samplers hold"
 
 
-def test_without_room_the_run_goes_on_with_the_old_weights(tiny_dir, ranks, place, client, keys, monkeypatch):
+def test_without_room_the_run_continues_with_the_old_weights(
+    tiny_dir, ranks, setup, client, keys, monkeypatch
+):
     config = run_config(tiny_dir, trainer=trainer(steps=3), sync={"max_age": 1, "stall_timeout_s": 20.0})
     with OtherSide(client, keys, config) as other:
-        run = Trainer(config, ranks, place)
-        publish = run.publish
+        run = Trainer(config, ranks, setup)
+        start = run.versions.start
 
-        def then_full(version: int, **options: bool) -> None:
-            publish(version, **options)
-            monkeypatch.setattr("leeway_trainer.broadcast.room_for", lambda *_, **__: 1000)
+        def then_full() -> None:
+            start()
+            monkeypatch.setattr("leeway_trainer.transports.kinds.redis.room_for", lambda *_, **__: 1000)
 
-        run.publish = then_full
+        run.versions.start = then_full
         run.run()
         other.wait_for(lambda: other.reports[-1].event == "finished")
     assert [m.version for m in other.manifests] == [0]
@@ -122,11 +125,11 @@ def test_without_room_the_run_goes_on_with_the_old_weights(tiny_dir, ranks, plac
     assert "(1000 bytes; weights.max_redis_mib=None" in texts[0]
 
 
-def test_a_keyframe_is_sent_when_a_sampler_is_stuck(tiny_dir, ranks, place, client, keys):
+def test_a_keyframe_is_sent_when_a_sampler_is_stuck(tiny_dir, ranks, setup, client, keys):
     config = run_config(tiny_dir, trainer=trainer(steps=2), sync={"max_age": None, "stall_timeout_s": 20.0})
     with OtherSide(client, keys, config) as other:
         other.hold.set()  # nobody can draw under version 0
-        run = Trainer(config, ranks, place)
+        run = Trainer(config, ranks, setup)
 
         def complain() -> None:
             other.wait_for(lambda: bool(other.manifests))
@@ -141,20 +144,20 @@ def test_a_keyframe_is_sent_when_a_sampler_is_stuck(tiny_dir, ranks, place, clie
     assert [(m.version, m.codec, m.step) for m in other.manifests] == [(0, "full", 0), (1, "full", 0)]
 
 
-def test_without_a_controller_the_trainer_applies_the_same_policy(tiny_dir, ranks, place, client, keys):
+def test_without_a_controller_the_trainer_applies_the_same_policy(tiny_dir, ranks, setup, client, keys):
     config = run_config(
         tiny_dir,
         trainer=trainer(steps=3),
         sync={"max_age": 1, "verdict_timeout_s": 0.2, "stall_timeout_s": 20.0},
     )
     with OtherSide(client, keys, config, verdicts=False) as other:
-        Trainer(config, ranks, place).run()
+        Trainer(config, ranks, setup).run()
         other.wait_for(lambda: other.reports[-1].event == "finished")
     assert [m.version for m in other.manifests] == [0, 1, 2]
-    assert [r.metrics["verdict/self"] for r in other.steps()] == [0, 1, 1], "said in the report after"
+    assert [r.metrics["verdict/self"] for r in other.steps()] == [0, 1, 1], "part of the next report"
 
 
-def test_a_late_resync_is_done_while_waiting(tiny_dir, ranks, place, client, keys):
+def test_a_late_resync_is_done_while_waiting(tiny_dir, ranks, setup, client, keys):
     config = run_config(tiny_dir, trainer=trainer(steps=2), sync={"max_age": None, "stall_timeout_s": 20.0})
     with OtherSide(client, keys, config, verdicts=False) as other:
         original = other._on_report
@@ -165,12 +168,12 @@ def test_a_late_resync_is_done_while_waiting(tiny_dir, ranks, place, client, key
             other.reports.append(report)
 
         other._on_report = late
-        run = Trainer(config, ranks, place)
+        run = Trainer(config, ranks, setup)
 
         def ask() -> None:
             other.wait_for(lambda: len(other.steps()) == 1)
-            time.sleep(1.0)  # beyond verdict_timeout_s: the trainer went on by itself
-            header = VerdictHeader(epoch=run.epoch, step=0, action="resync", reason="manual")
+            time.sleep(1.0)  # beyond verdict_timeout_s: the trainer has continued
+            header = VerdictHeader(epoch=run.epoch.number, step=0, action="resync", reason="manual")
             append(client, keys.verdicts, Verdict(header))
 
         asking = threading.Thread(target=ask)
@@ -181,7 +184,7 @@ def test_a_late_resync_is_done_while_waiting(tiny_dir, ranks, place, client, key
     assert [r.version for r in other.steps()] == [0, 1]
 
 
-def test_duplicates_and_void_rollouts_change_nothing(tiny_dir, ranks, place, client, keys):
+def test_duplicates_and_void_rollouts_change_nothing(tiny_dir, ranks, setup, client, keys):
     def noisy(rollout):
         other_epoch = rollout.header.model_copy(update={"epoch": rollout.header.epoch + 7})
         lost = dataclasses.replace(rollout, header=other_epoch)
@@ -190,56 +193,58 @@ def test_duplicates_and_void_rollouts_change_nothing(tiny_dir, ranks, place, cli
 
     config = run_config(tiny_dir, trainer=trainer(steps=2), sync={"stall_timeout_s": 20.0})
     with OtherSide(client, keys, config, edit=noisy) as other:
-        Trainer(config, ranks, place).run()
+        Trainer(config, ranks, setup).run()
         other.wait_for(lambda: other.reports[-1].event == "finished")
     assert all(r.metrics["reward/mean"] <= 1 for r in other.steps())
     tokens = sum(r.metrics["tokens"] for r in other.steps())
     assert sum(r.metrics["tokens/voided"] for r in other.steps()) == pytest.approx(tokens, abs=12)
 
 
-def test_rollouts_stay_until_a_checkpoint_holds_them(tiny_dir, ranks, place, client, keys):
+def test_rollouts_stay_until_a_checkpoint_holds_them(tiny_dir, ranks, setup, client, keys):
     config = run_config(
         tiny_dir, trainer=trainer(steps=4, checkpoint_every=3), sync={"stall_timeout_s": 20.0}
     )
     with OtherSide(client, keys, config) as other:
-        run = Trainer(config, ranks, place)
+        run = Trainer(config, ranks, setup)
         kept = []
-        original = run.checkpoint_if_due
+        original = run.durability.save_if_due
 
-        def watch() -> None:
-            original()
+        def watch(*arguments) -> None:
+            original(*arguments)
             pending = client.xpending(keys.rollouts, "trainer")["pending"]
             kept.append((run.next_batch, pending >= 6))
 
-        run.checkpoint_if_due = watch
+        run.durability.save_if_due = watch
         run.run()
     assert other.steps()
     assert kept[:2] == [(1, True), (2, True)]
     assert client.xpending(keys.rollouts, "trainer")["pending"] == 0
 
 
-def test_resume_continues_with_a_new_epoch_and_a_higher_version(tiny_dir, ranks, place, client, keys):
+def test_resume_continues_with_a_new_epoch_and_a_higher_version(tiny_dir, ranks, setup, client, keys):
     config = run_config(tiny_dir, trainer=trainer(steps=5), sync={"max_age": 2, "stall_timeout_s": 20.0})
     with OtherSide(client, keys, config) as other:
-        first = Trainer(config, ranks, place)
-        original = first.checkpoint_if_due
+        first = Trainer(config, ranks, setup)
+        original = first.durability.save_if_due
 
-        def die_after_three() -> None:
-            original()
+        def die_after_three(*arguments) -> None:
+            original(*arguments)
             if first.next_batch == 3:
                 raise RuntimeError("as if killed")
 
-        first.checkpoint_if_due = die_after_three
+        first.durability.save_if_due = die_after_three
         with pytest.raises(RuntimeError, match="as if killed"):
             first.run()
         left = client.xlen(keys.rollouts)
         assert left >= 6, "step 2 is in no checkpoint, so its rollouts are still there"
-        again = Trainer(config, ranks, dataclasses.replace(place, resume=place.out))
-        assert (again.next_batch, again.version) == (2, 2), "version 1 was published before the checkpoint"
-        assert again.epoch > first.epoch
+        again = Trainer(config, ranks, dataclasses.replace(setup, resume=setup.out))
+        assert (again.next_batch, again.versions.version) == (2, 2), (
+            "version 1 was published before the checkpoint"
+        )
+        assert again.epoch.number > first.epoch.number
         again.run()
         other.wait_for(lambda: other.reports[-1].event == "finished")
-    events = [(r.event, r.step, r.epoch - first.epoch) for r in other.reports]
+    events = [(r.event, r.step, r.epoch - first.epoch.number) for r in other.reports]
     assert events == [
         ("started", 0, 0),
         ("step", 0, 0),
@@ -254,7 +259,7 @@ def test_resume_continues_with_a_new_epoch_and_a_higher_version(tiny_dir, ranks,
     assert client.xlen(keys.rollouts) == 0
 
 
-def test_a_stall_names_the_slots(tiny_dir, ranks, place, client, keys):
+def test_a_stall_names_the_slots(tiny_dir, ranks, setup, client, keys):
     config = run_config(
         tiny_dir,
         trainer=trainer(steps=2),
@@ -269,49 +274,49 @@ def test_a_stall_names_the_slots(tiny_dir, ranks, place, client, keys):
         OtherSide(client, keys, config, edit=without_one),
         pytest.raises(StalledError, match="1 of batch 0: 1/2"),
     ):
-        Trainer(config, ranks, place).run()
+        Trainer(config, ranks, setup).run()
 
 
 def test_a_server_that_fills_up_gets_an_early_checkpoint(tiny_dir, ranks, tmp_path, keys):
     with EmbeddedRedis(maxmemory_mib=64) as server:
         client = connect(server.url)
-        place = Place(str(tiny_dir), tmp_path / "run", keys, client)
+        setup = TrainerSetup(str(tiny_dir), tmp_path / "run", keys, client)
         config = run_config(
             tiny_dir, trainer=trainer(steps=4, checkpoint_every=100), sync={"stall_timeout_s": 20.0}
         )
         with OtherSide(client, keys, config) as other:
-            run = Trainer(config, ranks, place)
-            original, pending = run.checkpoint_if_due, []
+            run = Trainer(config, ranks, setup)
+            original, pending = run.durability.save_if_due, []
 
-            def fill_after_two() -> None:
+            def fill_after_two(*arguments) -> None:
                 if run.next_batch == 2:
                     client.config_set("maxmemory", int(client.info("memory")["used_memory"] / 0.8))
                 elif run.next_batch == 3:
                     client.config_set("maxmemory", 64 << 20)
-                original()
+                original(*arguments)
                 pending.append(client.xpending(keys.rollouts, "trainer")["pending"])
 
-            run.checkpoint_if_due = fill_after_two
+            run.durability.save_if_due = fill_after_two
             run.run()
             other.wait_for(lambda: other.reports[-1].event == "finished")
-        saved = sorted(p.name for p in (place.out / "checkpoints").glob("step-*"))
+        saved = sorted(p.name for p in (setup.out / "checkpoints").glob("step-*"))
         assert saved == ["step-000002", "step-000004"]
-        assert pending[0] >= 6 and pending[1] < pending[0], "what the checkpoint holds was let go"
+        assert pending[0] >= 6 and pending[1] < pending[0], "rollouts in the checkpoint are deleted"
         fractions = [r.metrics.get("redis/memory_fraction", 0) for r in other.steps()]
-        assert fractions[2] == pytest.approx(0.8, abs=0.1), "said in the report after"
+        assert fractions[2] == pytest.approx(0.8, abs=0.1), "part of the next report"
         client.close()
 
 
 def test_a_server_that_lost_everything_gets_a_new_epoch_of_the_same_policy(
-    tiny_dir, ranks, place, client, keys
+    tiny_dir, ranks, setup, client, keys
 ):
     config = run_config(tiny_dir, trainer=trainer(steps=4), sync={"max_age": None, "stall_timeout_s": 20.0})
     with OtherSide(client, keys, config) as other:
-        run = Trainer(config, ranks, place)
-        original, theta = run.checkpoint_if_due, {}
+        run = Trainer(config, ranks, setup)
+        original, theta = run.durability.save_if_due, {}
 
-        def lose_after_two() -> None:
-            original()
+        def lose_after_two(*arguments) -> None:
+            original(*arguments)
             if run.next_batch == 2 and not theta:
                 other.wait_for(lambda: len(other.steps()) == 2)
                 client.flushall()
@@ -319,10 +324,10 @@ def test_a_server_that_lost_everything_gets_a_new_epoch_of_the_same_policy(
                     {n: p.detach().bfloat16().clone() for n, p in run.policy.model.lm.named_parameters()}
                 )
 
-        run.checkpoint_if_due = lose_after_two
+        run.durability.save_if_due = lose_after_two
         run.run()
         other.wait_for(lambda: other.reports[-1].event == "finished")
-    assert [(r.event, r.step, r.epoch - run.epoch) for r in other.reports] == [
+    assert [(r.event, r.step, r.epoch - run.epoch.number) for r in other.reports] == [
         ("started", 0, -1),
         ("step", 0, -1),
         ("step", 1, -1),
@@ -341,15 +346,15 @@ def test_a_server_that_lost_everything_gets_a_new_epoch_of_the_same_policy(
     assert "batch 2 is generated again" in events[0].text
 
 
-def test_a_trainer_that_was_replaced_ends(tiny_dir, ranks, place, client, keys):
-    run = Trainer(run_config(tiny_dir, trainer=trainer()), ranks, place)
+def test_a_trainer_that_was_replaced_ends(tiny_dir, ranks, setup, client, keys):
+    run = Trainer(run_config(tiny_dir, trainer=trainer()), ranks, setup)
     client.hincrby(keys.state, EPOCH_FIELD, 1)
-    with pytest.raises(SupersededError, match="the newest one goes on"):
+    with pytest.raises(SupersededError, match="only the newest trainer continues"):
         run.run()
 
 
-def test_stop_ends_the_wait_at_once(tiny_dir, ranks, place):
-    run = Trainer(run_config(tiny_dir, trainer=trainer()), ranks, place)
+def test_stop_ends_the_wait_at_once(tiny_dir, ranks, setup):
+    run = Trainer(run_config(tiny_dir, trainer=trainer()), ranks, setup)
     run.stopping = True
     with pytest.raises(StoppedError, match="while waiting for rollouts"):
         run.run()
@@ -364,7 +369,7 @@ def test_made_up_rollouts_are_valid():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_first_fresh_batch_is_scored_with_the_old_weights_too(
-    tiny_dir, ranks, place, client, keys, dtype
+    tiny_dir, ranks, setup, client, keys, dtype
 ):
     config = run_config(
         tiny_dir,
@@ -373,7 +378,7 @@ def test_the_first_fresh_batch_is_scored_with_the_old_weights_too(
         checks={"self_prefix_every": 4},
     )
     with OtherSide(client, keys, config) as other:
-        Trainer(config, ranks, place).run()
+        Trainer(config, ranks, setup).run()
         other.wait_for(lambda: other.reports[-1].event == "finished")
     steps = other.steps()
     measured = [r.step for r in steps if "kl/self_prefix" in r.metrics]

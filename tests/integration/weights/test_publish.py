@@ -18,8 +18,10 @@ from leeway.weights import (
     free_versions,
     latest_manifest,
     plan_free,
+    publish_offer,
     published_manifests,
 )
+from leeway.weights.tensors import tensor_specs
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.bool]
 ANYTHING = settings(
@@ -78,7 +80,7 @@ def test_a_delta_is_small_and_equal_weights_have_equal_digests(client, keys):
     assert publisher.send(changed).digest != first.digest
 
 
-def test_a_delta_of_other_tensors_is_refused(client, keys):
+def test_a_delta_of_other_tensors_is_rejected(client, keys):
     publisher = Publisher(client, keys)
     publisher.send()
     other = {name: tensor for name, tensor in publisher.tensors.items() if name != "scale"}
@@ -103,7 +105,7 @@ def test_a_delta_of_other_tensors_is_refused(client, keys):
     ],
     ids=["flip", "missing", "short", "gone", "repeated", "extra", "swapped", "cut", "empty"],
 )
-def test_a_damaged_broadcast_is_refused_and_says_where(client, keys, change, where, full):
+def test_a_damaged_broadcast_is_rejected_and_says_where(client, keys, change, where, full):
     publisher = Publisher(client, keys, chunk_bytes=100)
     first = publisher.send()
     before = publisher.tensors
@@ -116,7 +118,7 @@ def test_a_damaged_broadcast_is_refused_and_says_where(client, keys, change, whe
             follow(client, keys, copy)
         assert caught.value.version == 2
         assert (caught.value.chunk, caught.value.tensor) == (where, None)
-        assert ("chunks instead of the" in str(caught.value)) == (where is None)
+        assert ("according to the manifest" in str(caught.value)) == (where is None)
         assert_holds(copy, first, before)
         publisher.send(full=True)
         follow(client, keys, copy)
@@ -156,7 +158,7 @@ def test_more_than_fits_is_not_published(client, keys):
     publisher = Publisher(client, keys)
     publisher.send()
     for full in (True, False):
-        with pytest.raises(WeightsTooLarge, match=r"version \d: .* bytes of 200"):
+        with pytest.raises(WeightsTooLarge, match=r"version \d: .* bytes exceed the limit of 200"):
             publisher.send(full=full, limit_bytes=200)
         assert client.exists(keys.weight_chunks(publisher.version)) == 0
     assert latest_manifest(client, keys).version == 1
@@ -213,14 +215,14 @@ def test_a_number_that_a_resumed_run_uses_again_is_not_freed_with_the_old_one(cl
         assert_holds(copy, *publisher.sent[-1])
 
 
-def test_a_manifest_that_does_not_add_up_is_refused(client, keys):
+def test_a_manifest_that_does_not_add_up_is_rejected(client, keys):
     manifest = Publisher(client, keys).send()
     broken = manifest.model_dump_json().replace(manifest.tensors[0].digest, "0" * 32)
     client.xadd(keys.weights, {"manifest": broken})
-    with pytest.raises(WeightsCorrupt, match="digest is not that of the tensors"):
+    with pytest.raises(WeightsCorrupt, match="digest does not match the listed tensors"):
         latest_manifest(client, keys)
     client.xadd(keys.weights, {"other": "x"})
-    with pytest.raises(WeightsCorrupt, match="without a manifest"):
+    with pytest.raises(WeightsCorrupt, match="an entry of stream weights has no manifest"):
         latest_manifest(client, keys)
 
 
@@ -237,3 +239,37 @@ def test_a_keyframe_of_another_layout_replaces_the_copy_and_can_be_undone(client
         assert_holds(copy, *publisher.sent[0])
         copy.undo()
         assert_holds(copy, *publisher.sent[0])
+
+
+def test_a_version_of_another_transport_has_only_a_manifest_in_redis(client, keys):
+    publisher = Publisher(client, keys)
+    publisher.send()
+    tensors = {"w": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3), "scale": torch.tensor(2.0)}
+    offer = {"path": "/weights/2", "parts": [1, 2]}
+    sent = publish_offer(
+        client,
+        keys,
+        transport="file",
+        offer=offer,
+        specs=tensor_specs(tensors.items()),
+        epoch=0,
+        version=2,
+        step=5,
+    )
+    assert latest_manifest(client, keys) == sent
+    assert (sent.transport, sent.offer, sent.nbytes, sent.wire_nbytes, sent.chunks) == (
+        "file",
+        offer,
+        16,
+        0,
+        0,
+    )
+    assert [(spec.name, spec.offset) for spec in sent.tensors] == [("w", 0), ("scale", 12)]
+    assert not client.exists(keys.weight_chunks(2))
+    with pytest.raises(WeightsVersionRefused, match="version 2 of run epoch 0 is not above version 2"):
+        publish_offer(
+            client, keys, transport="file", offer=offer, specs=sent.tensors, epoch=0, version=2, step=6
+        )
+    free_versions(client, keys, plan_free(published_manifests(client, keys), [(0, 2)]))
+    assert published_manifests(client, keys) == [sent]
+    assert not client.exists(keys.weight_chunks(1))

@@ -1,4 +1,4 @@
-"""A trainer that publishes version after version, readers that follow, and ways to damage what is stored."""
+"""A publisher of successive versions, readers that follow it, and ways to damage stored chunks."""
 
 from __future__ import annotations
 

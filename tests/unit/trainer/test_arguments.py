@@ -1,10 +1,11 @@
-"""`--resume auto`: a pod that is started again goes on, one that is new begins."""
+"""`--resume auto`: a pod that is restarted resumes, a new one starts from the model."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from leeway_trainer.__main__ import parse_args, resume_from
+from leeway_trainer.__main__ import parse_args
+from leeway_trainer.process import resume_from
 
 COMMON = ["--config", "c", "--run", "r", "--redis", "redis://x"]
 

@@ -87,8 +87,8 @@ def test_lengths_make_the_masks_whatever_ids_stand_there(seed):
     [
         (rollout([3], [12], [[]]), "response_ids holds token 12"),
         (rollout([3], [1], [[(11, -1.0)]]), "head_ids holds token 11"),
-        (rollout([3], [1, 2], [[(1, -1.0)], [(3, -1.0)]], complete=True), "token 1 is not in the support"),
-        (rollout([3], [1], [[]], complete=True), "token 0 is not in the support"),
+        (rollout([3], [1, 2], [[(1, -1.0)], [(3, -1.0)]], complete=True), "token 1 is outside the support"),
+        (rollout([3], [1], [[]], complete=True), "token 0 is outside the support"),
     ],
 )
 def test_untrainable_rollouts_are_named(item, message):

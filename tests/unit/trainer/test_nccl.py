@@ -1,4 +1,4 @@
-"""What can be said about the NCCL transport without GPUs: who gets which rank, and who is refused."""
+"""What can be tested of the NCCL transport without GPUs: ranks, offers, and the check of the device."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from leeway.config import RunConfig
 from leeway.errors import UsageError
 from leeway.messages import SamplerStatus
-from leeway.weights import WeightManifest, weights_digest
-from leeway_trainer.nccl import check_device, plan_offer, tensor_specs
+from leeway.weights import WeightManifest, WeightsCorrupt, weights_digest
+from leeway.weights.nccl_offer import nccl_offer
+from leeway.weights.tensors import tensor_specs
+from leeway_trainer.ranks import Ranks
+from leeway_trainer.transports.kinds.nccl import TRANSPORT, plan_offer
+
+CONFIG = {"model": {"name": "m"}, "task": {"kind": "digits"}}
+ONE_RANK = Ranks(rank=0, size=1, device=torch.device("cpu"), control=None)
 
 
 def status(name: str) -> SamplerStatus:
@@ -30,7 +37,7 @@ def test_a_manifest_with_an_offer_carries_no_bytes() -> None:
         "epoch": 0,
         "version": 1,
         "step": 0,
-        "codec": "nccl",
+        "transport": "nccl",
         "chunk_bytes": 1,
         "chunks": 0,
         "wire_nbytes": 0,
@@ -38,12 +45,32 @@ def test_a_manifest_with_an_offer_carries_no_bytes() -> None:
         "tensors": specs,
         "digest": weights_digest(specs),
     }
-    with pytest.raises(ValidationError, match="codec nccl with offer None"):
+    with pytest.raises(ValidationError, match="transport nccl with offer None"):
         WeightManifest(**fields)
     offer = plan_offer([status("a")], address=None, port=1, tensor_parallel_size=1)
-    assert WeightManifest(**fields, offer=offer).offer == offer
+    manifest = WeightManifest(**fields, offer=offer.as_offer())
+    assert nccl_offer(WeightManifest.model_validate_json(manifest.model_dump_json())) == offer
 
 
-def test_a_cpu_is_refused() -> None:
+def test_an_offer_of_another_transport_is_rejected() -> None:
+    fields = {
+        "run": "r",
+        "epoch": 0,
+        "version": 1,
+        "step": 0,
+        "chunk_bytes": 1,
+        "chunks": 0,
+        "wire_nbytes": 0,
+    }
+    manifest = WeightManifest(
+        **fields, nbytes=0, tensors=(), digest=weights_digest([]), transport="file", offer={"path": "/x"}
+    )
+    with pytest.raises(WeightsCorrupt, match="version 1: the offer of transport file is not an NCCL offer"):
+        nccl_offer(manifest)
+    with pytest.raises(ValidationError, match="transport redis with offer {'path'"):
+        WeightManifest.model_validate({**manifest.model_dump(), "transport": "redis"})
+
+
+def test_a_cpu_is_rejected() -> None:
     with pytest.raises(UsageError, match="needs NVIDIA GPUs .* runs on cpu: set weights.transport=redis"):
-        check_device(torch.device("cpu"))
+        TRANSPORT.check(RunConfig.model_validate(CONFIG), ONE_RANK)

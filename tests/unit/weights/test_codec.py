@@ -121,7 +121,7 @@ def repacked(count: int, wide: int, gaps: bytes, bits: bytes) -> bytes:
     ],
     ids=["many", "more-wide", "gaps", "bits", "no-wide", "beyond", "empty-frame", "garbage", "cut"],
 )
-def test_what_is_no_record_of_the_piece_is_refused_and_changes_nothing(record):
+def test_what_is_not_a_record_of_the_piece_is_rejected_and_changes_nothing(record):
     old, _, _ = example()
     piece = old.copy()
     with pytest.raises(RecordError):
@@ -129,7 +129,7 @@ def test_what_is_no_record_of_the_piece_is_refused_and_changes_nothing(record):
     np.testing.assert_array_equal(piece, old)
 
 
-def test_a_record_that_says_it_is_longer_than_any_is_refused_before_it_is_read():
+def test_a_record_longer_than_any_can_be_is_rejected_before_it_is_read():
     stream = io.BytesIO(HEADER.pack(1000, 0, 1 << 31, 1 << 31))
     with pytest.raises(RecordError, match="does not fit"):
         read_record(stream.read, example()[0])

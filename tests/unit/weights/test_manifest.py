@@ -1,4 +1,4 @@
-"""What a manifest may say."""
+"""Which manifests are valid."""
 
 from __future__ import annotations
 

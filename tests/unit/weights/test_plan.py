@@ -55,7 +55,7 @@ def test_full_or_delta():
     assert codec("KDDD") == "full"
     assert codec("KDDDK") == "delta"
     assert codec("KD", demanded=True) == "full"
-    assert codec("K", epoch=1) == "full"  # a new epoch stands on nothing of the last one
+    assert codec("K", epoch=1) == "full"  # a new epoch does not build on the last one
     assert codec("K", every=1) == "full"
 
 
@@ -85,9 +85,9 @@ def test_the_chain_starts_at_what_is_held_or_at_a_keyframe():
 
 def test_a_broken_chain_is_named():
     versions = history("KDDD")
-    with pytest.raises(WeightsCorrupt, match=r"version 2: not published.*delta to version 3 needs it"):
+    with pytest.raises(WeightsCorrupt, match=r"version 2: no longer published.*delta to version 3 needs it"):
         plan_chain([versions[0], *versions[2:]], (0, 4), None)
-    with pytest.raises(WeightsCorrupt, match="version 9: not published"):
+    with pytest.raises(WeightsCorrupt, match="version 9: no longer published"):
         plan_chain(versions, (0, 9), versions[3])
 
 

@@ -1,0 +1,96 @@
+"""When a checkpoint is due, and what becomes durable with it.
+
+Rollouts that were trained stay in Redis until a checkpoint holds their effect; then they are acknowledged and
+deleted. Without checkpoints (trainer.checkpoint_every=0) they are acknowledged after every step.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from leeway.config import RunConfig
+from leeway.telemetry.tracing import span
+from leeway_trainer.checkpoint import TrainState, export_model, save_checkpoint
+from leeway_trainer.feed import PRESSURE, Feed
+from leeway_trainer.timing import StepTimes
+
+if TYPE_CHECKING:
+    from leeway_trainer.epochs import RunEpoch, TrainerSetup
+    from leeway_trainer.policy import Policy
+    from leeway_trainer.versions import Versions
+
+log = logging.getLogger(__name__)
+
+
+def train_state(config: RunConfig, versions: Versions, epoch: RunEpoch, next_batch: int) -> TrainState:
+    """What a trainer that resumes after `next_batch` steps must know."""
+    trainer = config.trainer
+    return TrainState(
+        next_batch=next_batch,
+        version=versions.version,
+        published_at=versions.published_at,
+        epoch=epoch.number,
+        ranks=trainer.ranks,
+        zero_stage=trainer.zero_stage,
+        dtype=trainer.dtype,
+        model=config.model.name,
+    )
+
+
+class Durability:
+    """Checkpoints of a run. Every method is called by all ranks; only rank 0 passes a `feed`.
+
+    `saved`: optimiser steps that the newest checkpoint holds.
+    """
+
+    def __init__(
+        self, config: RunConfig, setup: TrainerSetup, policy: Policy, times: StepTimes, *, saved: int
+    ) -> None:
+        self.config, self.setup, self.policy, self.times = config, setup, policy, times
+        self.saved = saved
+
+    def save_if_due(self, state: TrainState, feed: Feed | None) -> None:
+        """Checkpoint every trainer.checkpoint_every steps, and when Redis fills up with trained rollouts."""
+        every, full = self.config.trainer.checkpoint_every, self._server_fills_up(feed)
+        if every and (state.next_batch % every == 0 or full):
+            self.save(state, feed)
+        elif not every and feed is not None:
+            feed.durable()
+
+    def save(self, state: TrainState, feed: Feed | None) -> None:
+        """Write a checkpoint, then acknowledge the rollouts that it contains."""
+        with self.times.spend("time/checkpoint_s"), span("checkpoint", {"leeway.step": state.next_batch}):
+            directory, keep = self.setup.out / "checkpoints", self.config.trainer.keep_checkpoints
+            path = save_checkpoint(directory, self.policy, state, keep)
+            if feed is not None:
+                feed.durable()
+        self.saved = state.next_batch
+        log.info("checkpoint %s", path)
+
+    def finish(self, state: TrainState, feed: Feed | None) -> None:
+        """The last checkpoint (unless it was just written), and the model in Hugging Face format."""
+        if self.saved != state.next_batch:
+            self.save(state, feed)
+        if self.config.output.save_model:
+            export_model(
+                self.setup.out / "model",
+                self.policy,
+                self.setup.model,
+                step=state.next_batch,
+                trust_remote_code=self.config.model.trust_remote_code,
+            )
+
+    def _server_fills_up(self, feed: Feed | None) -> bool:
+        full = False
+        if feed is not None:
+            memory = feed.memory()
+            full = memory.fraction > PRESSURE
+            self.times.set("redis/memory_mib", memory.used / 2**20)
+            self.times.set("redis/memory_fraction", memory.fraction)
+            if full:
+                log.warning(
+                    "Redis uses %.0f%% of its memory: checkpoint now, to delete rollouts that were trained",
+                    100 * memory.fraction,
+                )
+        return bool(self.policy.ranks.share_int(int(full)))

@@ -1,0 +1,66 @@
+"""Run epochs: every start of the trainer, and every loss of the server's data, begins a new one.
+
+The epoch is a counter in Redis. Everything on the wire carries it, so that nothing of an earlier epoch can be
+mistaken for new.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+
+from leeway.config import RunConfig
+from leeway.streams import EPOCH_FIELD, Keys, retrying
+from leeway_trainer.feed import Feed
+from leeway_trainer.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class TrainerSetup:
+    """Where a trainer runs: model directory, output directory, and (rank 0 only) the run's Redis."""
+
+    model: str
+    out: Path
+    keys: Keys
+    client: redis.Redis | None
+    resume: Path | None = None
+    """Checkpoint to resume from, or a directory that holds one."""
+
+
+@dataclass(frozen=True)
+class RunEpoch:
+    """One run epoch: its number, the batch it began with, and rank 0's streams."""
+
+    number: int
+    first_batch: int
+    feed: Feed | None
+
+
+def begin_epoch(
+    setup: TrainerSetup, config: RunConfig, ranks: Ranks, *, last: int, version: int, batch: int
+) -> RunEpoch:
+    """Count up the run epoch, above `last`, and open its streams; called by all ranks.
+
+    `version`: the first weight version of the epoch; `batch`: the first batch.
+    """
+    client, keys = setup.client, setup.keys
+    if client is None:
+        return RunEpoch(ranks.share_int(0), batch, None)
+    number = ranks.share_int(count_epoch(client, keys, last, config.redis.reconnect_s))
+    feed = Feed(client, keys, config, epoch=number, version=version, next_batch=batch)
+    return RunEpoch(number, batch, feed)
+
+
+def count_epoch(client: redis.Redis, keys: Keys, last: int, budget_s: float) -> int:
+    """The next run epoch, which is above `last` even on a server that has never seen the run."""
+
+    def count() -> int:
+        epoch = int(client.hincrby(keys.state, EPOCH_FIELD, 1))
+        if epoch <= last:
+            epoch = last + 1
+            client.hset(keys.state, EPOCH_FIELD, str(epoch))
+        return epoch
+
+    return retrying(count, budget_s=budget_s, what="counting the run epoch")

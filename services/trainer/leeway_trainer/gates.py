@@ -1,0 +1,127 @@
+"""The two gates of the loop. Rank 0 waits; all ranks learn what came of it and take the same branch.
+
+rollouts   waits for: every slot of the next batch, drawn under the current version and run epoch
+           unblocked by: samplers | a late request for a resync (a late verdict, `leeway resync`, a sampler
+           that cannot load the current version) | a stop | a server that lost the streams
+           budget: sync.stall_timeout_s without a rollout, then StalledError
+
+verdict    waits for: the controller's verdict on the step just reported
+           unblocked by: the verdict | sync.verdict_timeout_s, then the same policy is applied here | a stop
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from enum import IntEnum
+
+from leeway.config import RunConfig
+from leeway.messages import Rollout, pack, unpack
+from leeway.resync import SyncFacts, decide_resync
+from leeway.telemetry.tracing import add_link, span
+from leeway_trainer.epochs import RunEpoch
+from leeway_trainer.feed import Feed, StreamsLostError
+from leeway_trainer.ranks import Ranks
+from leeway_trainer.timing import Metrics, StepTimes
+
+log = logging.getLogger(__name__)
+
+
+class Command(IntEnum):
+    """What all ranks do next."""
+
+    STOP = 0
+    TRAIN = 1
+    RESYNC = 2
+    NEW_EPOCH = 3
+
+
+def sync_facts(metrics: Metrics, step: int, age: int, config: RunConfig) -> SyncFacts:
+    """What the resync policy looks at after `step`; `age`: optimiser steps that samplers are behind now."""
+    return SyncFacts(
+        step=step,
+        age=age,
+        ess_token=metrics["lag/ess_tok"],
+        ess_sequence=metrics["lag/ess_seq"],
+        clip_fraction=metrics["lag/clip_fraction"],
+        last=step + 1 >= config.trainer.steps,
+    )
+
+
+class Gates:
+    """The gates of one run epoch. `stopping`: whether this process was asked to stop.
+
+    `answered`: verdicts on steps before this one are settled: the resync was done, or failed.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        ranks: Ranks,
+        epoch: RunEpoch,
+        times: StepTimes,
+        *,
+        stopping: Callable[[], bool],
+        keyframe_wanted: Callable[[], bool],
+    ) -> None:
+        self.config, self.ranks, self.epoch, self.times = config, ranks, epoch, times
+        self.answered = epoch.first_batch
+        self._stopping, self._keyframe_wanted = stopping, keyframe_wanted
+
+    def next_command(self, batch: int) -> Command:
+        """Wait at gate `rollouts`. Raises StalledError and SupersededError, on rank 0."""
+        feed = self.epoch.feed
+        found = Command.STOP if feed is None else self._wait(feed, batch)
+        return Command(self.ranks.share_int(found))
+
+    def take(self) -> list[Rollout]:
+        """The batch that gate `rollouts` found complete, on every rank, in slot order."""
+        rollouts = self.epoch.feed.take() if self.epoch.feed else []
+        if self.ranks.size > 1:
+            rollouts = unpack(self.ranks.share_bytes(pack(rollouts)))
+        return rollouts
+
+    def resync_wanted(self, facts: SyncFacts) -> bool:
+        """Wait at gate `verdict`; whether the weights are to be published now."""
+        wanted, feed = False, self.epoch.feed
+        if feed is not None and not facts.last and not self._stopping():
+            wanted = self._await_verdict(feed, facts)
+        return bool(self.ranks.share_int(int(wanted)))
+
+    def _wait(self, feed: Feed, batch: int) -> Command:
+        def wake() -> bool:
+            feed.verdicts.poll()
+            return (
+                self._stopping()
+                or feed.verdicts.resync_since(self.answered) is not None
+                or self._keyframe_wanted()
+            )
+
+        try:
+            if feed.wait(wake, first=batch == self.epoch.first_batch):
+                return Command.TRAIN
+        except StreamsLostError as error:
+            log.warning("%s", error)
+            return Command.NEW_EPOCH
+        return Command.STOP if self._stopping() else Command.RESYNC
+
+    def _await_verdict(self, feed: Feed, facts: SyncFacts) -> bool:
+        started = time.monotonic()
+        with span("await verdict") as opened:
+            verdict = feed.verdicts.wait(facts.step, self.config.sync.verdict_timeout_s, self._stopping)
+            if verdict is not None:
+                add_link(opened, verdict.traceparent)
+        self.times.set("time/verdict_s", time.monotonic() - started)
+        # Also a verdict on an earlier step that arrived too late.
+        wanted = feed.verdicts.resync_since(self.answered) is not None
+        if verdict is None and not self._stopping():
+            wanted = wanted or decide_resync(facts, self.config.sync).reason is not None
+            self.times.set("verdict/self", 1.0)
+            log.warning(
+                "step %d: no verdict within %.1f s, the trainer applies the policy itself: resync=%s",
+                facts.step,
+                self.config.sync.verdict_timeout_s,
+                wanted,
+            )
+        return wanted

@@ -1,0 +1,123 @@
+"""The trainer as a process: telemetry, Redis, ranks and signals around a `Trainer`.
+
+/healthz -> connect (rank 0) -> join the ranks -> load the model -> train until the end, a stop or an error
+-> an error is reported as event `failed` before the process ends
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import redis
+
+from leeway.checks.board import post_refused
+from leeway.config import RunConfig
+from leeway.diagnose import tell_start
+from leeway.errors import LeewayError
+from leeway.health import Health, serve_health
+from leeway.messages import MessageError
+from leeway.process import freeze_heap, secret
+from leeway.streams import Keys, client_name, connect
+from leeway.telemetry.metrics import serve_metrics
+from leeway.telemetry.tracing import start_tracing
+
+log = logging.getLogger("leeway_trainer")
+START_MARGIN_S = 600
+"""What ranks wait for each other beyond the longest wait for rollouts."""
+
+
+def run_process(args: argparse.Namespace, config: RunConfig) -> None:
+    """Train as the command line says. Raises LeewayErrors, whose exit code ends the process."""
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    rank, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
+    health = Health()
+    with ExitStack() as stack:
+        if args.port and local_rank == 0:
+            stack.enter_context(serve_health(health, args.port))
+        client = connect_first_rank(args, config) if rank == 0 else None
+        train(args, config, client, health, stack)
+
+
+def connect_first_rank(args: argparse.Namespace, config: RunConfig) -> redis.Redis:
+    """The connection of rank 0, and the event that what follows may take long."""
+    client = connect(
+        secret(args.redis),
+        socket_timeout_s=config.redis.socket_timeout_s,
+        wait_s=config.redis.reconnect_s,
+        name=client_name(args.run, "trainer"),
+    )
+    tell_start(client, Keys(args.run), "trainer", config.redis.reconnect_s)
+    return client
+
+
+def train(
+    args: argparse.Namespace,
+    config: RunConfig,
+    client: redis.Redis | None,
+    health: Health,
+    stack: ExitStack,
+) -> None:
+    """Run the trainer; with --stay, wait for a signal afterwards."""
+    from leeway_trainer.epochs import TrainerSetup
+    from leeway_trainer.ranks import start_ranks, stop_ranks
+    from leeway_trainer.train import StoppedError, Trainer
+
+    keys = Keys(args.run)
+    longest_wait_s = max(config.sync.stall_timeout_s, config.sampler.start_timeout_s)
+    ranks = start_ranks(config.trainer.device, config.trainer.ranks, longest_wait_s + START_MARGIN_S)
+    setup = TrainerSetup(args.model or config.model.name, args.out, keys, client, resume_from(args))
+    try:
+        trainer = Trainer(config, ranks, setup)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: setattr(trainer, "stopping", True))
+        if ranks.first:
+            start_telemetry(args, config, stack)
+        trainer.on_start = lambda: health.ready.update(ready=True)
+        freeze_heap()
+        trainer.run()
+    except StoppedError:
+        raise
+    except BaseException as error:
+        if client is not None:
+            tell_failure(client, keys, error)
+        raise
+    stop_ranks()
+    if args.stay:
+        log.info("the run is finished; waiting for SIGTERM (--stay)")
+        while not trainer.stopping:
+            time.sleep(0.5)
+
+
+def start_telemetry(args: argparse.Namespace, config: RunConfig, stack: ExitStack) -> None:
+    """Serve /metrics and start tracing until `stack` closes."""
+    telemetry = config.telemetry
+    stack.enter_context(
+        serve_metrics(telemetry.metrics_port if args.metrics_port is None else args.metrics_port)
+    )
+    stack.callback(start_tracing(telemetry, "trainer", "trainer", args.run, links=config.batch.size))
+
+
+def tell_failure(client: redis.Redis, keys: Keys, error: BaseException) -> None:
+    """Write the event `failed`, and a failed check when a number or a message was rejected."""
+    from leeway_trainer.feed import report_failure
+    from leeway_trainer.policy import NonFiniteError
+
+    report_failure(client, keys, error)
+    if isinstance(error, (NonFiniteError, MessageError)):
+        with suppress(LeewayError):
+            post_refused(client, keys, str(error), source="trainer", budget_s=2.0)
+
+
+def resume_from(args: argparse.Namespace) -> Path | None:
+    """Where to resume from; `--resume auto` is the output directory, once it has a checkpoint."""
+    resume: Path | None = args.resume
+    if resume != Path("auto"):
+        return resume
+    out: Path = args.out
+    return out if (out / "checkpoints" / "latest").exists() else None

@@ -1,0 +1,94 @@
+"""What the trainer reports: the start of an epoch, every step with its metrics, a failed resync, the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from leeway.batches import prompts_digest, tickets_digest
+from leeway.checks.facts import trained_facts
+from leeway.config import RunConfig
+from leeway.errors import LeewayError
+from leeway.messages import ReportHeader, Rollout
+from leeway.streams import Keys
+from leeway.telemetry.tracing import messaging, span, traceparent
+from leeway_trainer.epochs import RunEpoch
+from leeway_trainer.metrics import observe
+from leeway_trainer.timing import Metrics, StepTimes
+from leeway_trainer.versions import BatchWeights
+
+Reported = dict[str, float | str]
+
+
+class RewardsFailedError(LeewayError):
+    """No response of a batch could be scored."""
+
+
+def check_rewards(rollouts: Sequence[Rollout], step: int) -> None:
+    """Raise RewardsFailedError when the reward failed on every response: there is nothing to learn from."""
+    errors = [r.header.reward_error for r in rollouts]
+    if all(errors):
+        raise RewardsFailedError(
+            f"step {step}: the reward failed on all {len(errors)} responses, first with: {errors[0]}; "
+            "check task.reward and task.reward_timeout_s"
+        )
+
+
+class Reports:
+    """Writes the reports of a run. Only rank 0 has a feed; elsewhere nothing is written."""
+
+    def __init__(self, config: RunConfig, keys: Keys, times: StepTimes) -> None:
+        self.config, self.keys, self.times = config, keys, times
+        self._last_step: ReportHeader | None = None
+
+    def write(
+        self,
+        event: str,
+        epoch: RunEpoch,
+        *,
+        step: int,
+        version: int,
+        age: int,
+        metrics: Mapping[str, float | str] | None = None,
+    ) -> None:
+        """Write report `event`. `age`: optimiser steps that samplers' weights are behind now."""
+        if epoch.feed is None:
+            return
+        observe(event, metrics or {})
+        with span("report", messaging("send", self.keys.reports), kind="producer"):
+            header = ReportHeader.model_validate(
+                {
+                    "event": event,
+                    "epoch": epoch.number,
+                    "step": step,
+                    "version": version,
+                    "age": age,
+                    "metrics": metrics or {},
+                    "traceparent": traceparent(),
+                }
+            )
+            if event == "step":
+                self._last_step = header
+            epoch.feed.report(header)
+
+    def repeat_last_step(self, epoch: RunEpoch) -> None:
+        """Write the last step's report again, for a server that may have lost it; readers drop a repeat."""
+        if epoch.feed is not None and self._last_step is not None:
+            epoch.feed.report(self._last_step)
+
+    def of_step(
+        self, metrics: Metrics, step: int, rollouts: Sequence[Rollout], drawn: BatchWeights, epoch: RunEpoch
+    ) -> Reported:
+        """Everything that the report of a step contains."""
+        found: Reported = {
+            **self.times.report(metrics),
+            "lag/age": float(drawn.age),
+            "batch/digest": prompts_digest(r.prompt_ids for r in rollouts),
+            "batch/tickets": tickets_digest(r.header.ticket_id for r in rollouts),
+            **trained_facts(rollouts, self.config.batch, step),
+            **drawn.kl,
+        }
+        if epoch.feed is not None:
+            found |= epoch.feed.take_counts()
+        if error := next((r.header.reward_error for r in rollouts if r.header.reward_error), None):
+            found["reward/error"] = error[:200]
+        return found

@@ -1,0 +1,1 @@
+"""The built-in weight transports; a module's name is what `weights.transport` takes."""
