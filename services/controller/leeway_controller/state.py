@@ -55,6 +55,10 @@ class ControllerState(RunState):
         """The trainer could not publish the version that was asked for: the old one stays current."""
         return self.model_copy(update={"awaiting": None}) if report.epoch == self.epoch else self
 
+    def ended(self, report: ReportHeader) -> Self:
+        """The trainer has finished the run."""
+        return self.model_copy(update={"finished": True}) if report.epoch == self.epoch else self
+
     def issued(self, batch: int) -> Self:
         """Batch `batch` has its tickets."""
         return self.model_copy(update={"next_issue": batch + 1})

@@ -33,8 +33,8 @@ MOST_WAITING = 64
 """Reports that wait for their rollouts to be read; older ones are evaluated with what was seen."""
 
 
-class Checks:
-    """Checks of one run, driven by the controller's loop."""
+class CheckFeed:
+    """Feeds the checks of one run, driven by the controller's loop."""
 
     def __init__(
         self, client: redis.Redis, keys: Keys, config: RunConfig, round_trip: RoundTrip | None = None
