@@ -85,7 +85,7 @@ def plain(node: Any, defs: dict[str, Schema], kube: Definitions) -> Any:
     for key, value in node.items():
         if key == "properties":
             result[key] = {name: plain(part, defs, kube) for name, part in value.items()}
-        elif key not in ("title", "default", "$defs", "examples"):
+        elif key not in ("title", "default", "$defs", "examples", "discriminator"):
             result[key] = plain(value, defs, kube)
     return result
 
@@ -97,8 +97,19 @@ def run_schema() -> Schema:
     for section, keys in OWNED.items():
         for key in keys:
             schema["properties"][section]["properties"].pop(key, None)
+    methods = schema["properties"]["correction"]["oneOf"]
+    methods.append(method_of_another_package([part["properties"]["method"]["const"] for part in methods]))
     required = schema.pop("required")
     return {**schema, "if": {"minProperties": 1}, "then": {"required": required}}
+
+
+def method_of_another_package(names: list[str]) -> Schema:
+    """A correction that the image has from an installed package: the services check its keys."""
+    return {
+        "type": "object",
+        "properties": {"method": {"type": "string", "not": {"enum": names}}},
+        "required": ["method"],
+    }
 
 
 def build_schema() -> Schema:

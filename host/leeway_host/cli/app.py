@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import sys
-import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,9 @@ from leeway.errors import EXIT_FAILED, EXIT_INTERRUPTED, LeewayError, UsageError
 from leeway.process import PASSWORD_ENV, with_password
 from leeway_host.cli.bench import app as bench_app
 from leeway_host.cli.cluster import model_app, scale_app, status
+from leeway_host.cli.config import app as config_app
+from leeway_host.cli.corrections import app as corrections_app
+from leeway_host.cli.options import Sets
 
 app = typer.Typer(
     name="leeway",
@@ -27,22 +29,13 @@ app = typer.Typer(
 )
 redis_app = typer.Typer(help="The Redis server of runs.", no_args_is_help=True)
 app.add_typer(redis_app, name="redis")
-config_app = typer.Typer(help="The configuration of a run.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(bench_app, name="bench")
-corrections_app = typer.Typer()
 app.add_typer(corrections_app, name="corrections")
 
 app.add_typer(model_app, name="model")
 app.add_typer(scale_app, name="scale")
 app.command()(status)
-
-Sets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Set one value, for example --set sync.max_age=4. Repeatable."
-    ),
-]
 
 
 def _version(value: bool) -> None:
@@ -81,7 +74,7 @@ def run(
     ] = False,
 ) -> None:
     """Run everything on this machine: Redis, controller, trainer and samplers."""
-    from leeway.config.load import load_config, unused_settings
+    from leeway.config.load import load_config
     from leeway_host.launch.claims import default_out
     from leeway_host.launch.local import LocalRun
 
@@ -104,8 +97,6 @@ def run(
             f"{path}: the passwords of its Redis are not stored; give --redis or LEEWAY_REDIS__URL, and "
             "redis.service_urls again if it had any"
         )
-    for unused in unused_settings(resolved):
-        typer.echo(f"leeway: warning: {unused}", err=True)
     directory = resume or out or default_out(resolved)
     result = LocalRun(resolved, directory, resume=resume is not None, as_json=as_json).run()
     if as_json:
@@ -214,65 +205,6 @@ def resync(
     typer.echo("the samplers get new weights after the next step report")
 
 
-@corrections_app.callback(invoke_without_command=True)
-def corrections(context: typer.Context) -> None:
-    """List the corrections: formula, what they need, source."""
-    if context.invoked_subcommand is None:
-        from leeway.corrections import METHODS
-
-        _print_methods(list(METHODS))
-        typer.echo("leeway corrections show NAME shows the settings of one.")
-
-
-@corrections_app.command("show")
-def corrections_show(name: Annotated[str, typer.Argument(help="Name of a correction.")]) -> None:
-    """Show one correction and its settings with their defaults."""
-    from leeway.config import CorrectionConfig
-    from leeway.corrections import METHODS
-
-    if name not in METHODS:
-        raise UsageError(f"no correction {name!r}; there are: {', '.join(METHODS)}")
-    _print_methods([name])
-    for key in METHODS[name].settings:
-        field = CorrectionConfig.model_fields[key]
-        typer.echo(f"correction.{key}: {json.dumps(field.default)}  {field.description or ''}".rstrip())
-
-
-@corrections_app.command("compare")
-def corrections_compare(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run, or one of its batches/step-*.")],
-    sets: Sets = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Re-score a saved batch under every correction: gradient, cosine to dlc, ESS, clipped tokens."""
-    import subprocess
-
-    options = [f"--set={value}" for value in sets or []] + (["--json"] if as_json else [])
-    # The trainer's code; this package imports no service.
-    command = [sys.executable, "-m", "leeway_trainer.compare", *options, "--", str(directory)]
-    raise typer.Exit(subprocess.run(command, check=False).returncode)
-
-
-def _print_methods(names: list[str]) -> None:
-    from leeway.config import CorrectionConfig
-    from leeway.corrections import METHODS
-
-    for method in (METHODS[name] for name in names):
-        defaults = (f"{key}={CorrectionConfig.model_fields[key].default}" for key in method.settings)
-        rows = {
-            "estimator": method.formula,
-            "needs": ", ".join(method.needs) or "nothing beyond pi_theta",
-            "settings": ", ".join(defaults) or "none",
-            "aggregation": method.aggregation,
-            "source": method.source,
-        }
-        typer.echo(method.name)
-        for key, value in rows.items():
-            text = textwrap.fill(value, 84, initial_indent=f"  {key:<12}", subsequent_indent=" " * 14)
-            typer.echo(text)
-        typer.echo()
-
-
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )
@@ -293,25 +225,6 @@ def redis_acl(
     from leeway_host.acl import SERVICES, acl_file
 
     typer.echo(acl_file({name: f"{name.upper()}_PASSWORD" for name in SERVICES}, run_id), nl=False)
-
-
-@config_app.command("schema")
-def config_schema() -> None:
-    """Print the JSON schema of the configuration."""
-    from leeway.config import RunConfig
-
-    typer.echo(json.dumps(RunConfig.model_json_schema(), indent=2))
-
-
-@config_app.command("show")
-def config_show(file: Annotated[Path, typer.Argument(help="YAML file of a run.")], sets: Sets = None) -> None:
-    """Print the resolved values of a configuration (passwords hidden)."""
-    from leeway.config.load import dump_config, load_config, unused_settings
-
-    resolved = load_config(file, sets or [])
-    typer.echo(dump_config(resolved), nl=False)
-    for unused in unused_settings(resolved):
-        typer.echo(f"leeway: warning: {unused}", err=True)
 
 
 def main() -> None:

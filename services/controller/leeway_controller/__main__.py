@@ -33,15 +33,13 @@ def main(argv: list[str] | None = None) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    from leeway.config.load import load_config, unused_settings
+    from leeway.config.load import load_config
     from leeway.telemetry.logs import setup_logging
     from leeway_controller.service import serve
 
     try:
         config = load_config(args.config, environ={})
         setup_logging(config.telemetry, "controller")
-        for unused in unused_settings(config):
-            log.warning("%s", unused)
         serve(args, config, stop)
     except LeewayError as exc:
         log.error("%s", exc)
