@@ -246,7 +246,7 @@ def test_a_slow_sampler_is_fenced_after_the_budget(client: redis.Redis, keys: Ke
     assert "sampler_fenced" in play.events()
     assert client.hkeys(keys.fences) == [b"slow"]
     fence = client.hget(keys.fences, "slow").decode()  # type: ignore[union-attr]
-    play.beat("slow", 1)  # late, and not loaded afresh
+    play.beat("slow", 1)  # late, and not reloaded
     play.controller = play.fresh_controller()
     play.controller.tick()
     assert client.hkeys(keys.fences) == [b"slow"]
@@ -333,8 +333,8 @@ def test_no_progress_ends_with_a_diagnosis(client: redis.Redis, keys: Keys) -> N
         play.controller.tick()
     said = str(caught.value)
     assert "waiting for the report of step 0; samplers: a (version 1" in said
-    assert "1 with samplers (1.1.0.0.0 with a, handed out 1 times, untouched for 0 s, last heartbeat" in said
-    assert "7 that nobody took" in said
+    assert "1 in progress (1.1.0.0.0 at a, delivered 1 times, idle for 0 s, last heartbeat" in said
+    assert "7 queued" in said
     play.controller.progress.at = now() + 1e6
     play.beat("a", 1, ago=30)
     play.controller.progress.at = 0

@@ -40,7 +40,7 @@ class PodWatch:
                 for kind, pod in self._cluster.watch_samplers(WATCH_S):
                     self.see(view_pod(pod), gone=kind == "DELETED")
             except Exception as exc:  # noqa: BLE001 (whatever it is, losses still show by missing heartbeats)
-                log.warning("watching pods: %s; trying again", exc)
+                log.warning("watching pods: %s; retrying", exc)
                 self._stop.wait(RETRY_S)
 
     def see(self, view: PodView, gone: bool) -> None:
