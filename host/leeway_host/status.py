@@ -1,4 +1,4 @@
-"""What a run does right now, from its streams and, in a cluster, from its pods. For `leeway status`."""
+"""The state of a run, from its keys in Redis and, in a cluster, from its pods. For `leeway status`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ import redis
 
 from leeway.kube import PodView
 from leeway.messages import MessageError, Report, SamplerStatus, decode
+from leeway.run_state import RunState
+from leeway.statuses import read_statuses
 from leeway.streams import Keys, now
 
+BUDGET_S = 5.0
 SHOWN = ("reward/mean", "lag/ess_tok", "lag/ess_seq", "lag/age", "grad_norm", "time/step_s")
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """`current`: the version that samplers hold; None: none yet. `step`: steps done."""
+    """`current`: the version that samplers have loaded; None before the first. `step`: finished steps."""
 
     run: str
     known: bool
@@ -34,31 +37,26 @@ class RunStatus:
 
     @property
     def going(self) -> bool:
-        """Weights are published and at least one sampler holds them, or the run is finished."""
+        """At least one sampler has loaded published weights, or the run is finished."""
         return self.finished or (self.current is not None and any(s.ready for s in self.samplers))
 
 
 def read_status(client: redis.Redis, keys: Keys) -> RunStatus:
-    """What the run's keys say. Raises RedisError."""
-    raw = cast(Any, client.hgetall(keys.state))
-    if not raw:
+    """Read the state of a run. Raises RedisError, RedisUnavailable, MessageError."""
+    if not client.exists(keys.state):
         return RunStatus(run=keys.run, known=False)
-    state = json.loads(raw.get(b"controller") or "{}")
-    hashes = cast(Any, client.hgetall(keys.samplers))
-    samplers = sorted(
-        (SamplerStatus.model_validate_json(v) for v in hashes.values()), key=lambda s: s.sampler
-    )
+    state = RunState.load(client, keys, budget_s=BUDGET_S)
     return RunStatus(
         run=keys.run,
         known=True,
-        epoch=state.get("epoch", -1),
-        step=state.get("next_step", 0),
-        current=state.get("current"),
-        pending=state.get("pending"),
-        awaiting=state.get("awaiting"),
-        finished=state.get("finished", False),
+        epoch=state.epoch,
+        step=state.next_step,
+        current=state.current,
+        pending=state.pending,
+        awaiting=state.awaiting,
+        finished=state.finished,
         tickets=int(cast(Any, client.xlen(keys.tickets))),
-        samplers=samplers,
+        samplers=read_statuses(client, keys, budget_s=BUDGET_S),
         metrics=_last_metrics(client, keys),
     )
 
@@ -75,7 +73,7 @@ def _last_metrics(client: redis.Redis, keys: Keys) -> dict[str, float | str | No
 
 
 def describe(status: RunStatus | None, pods: Sequence[PodView] | None) -> list[str]:
-    """Lines of text."""
+    """The status as lines of text."""
     lines = [] if status is None else _describe_run(status)
     for pod in pods or ():
         state = "ready" if pod.ready else "not ready"
@@ -89,16 +87,16 @@ def describe(status: RunStatus | None, pods: Sequence[PodView] | None) -> list[s
 
 def _describe_run(status: RunStatus) -> list[str]:
     if not status.known:
-        return [f"run {status.run}: nothing on this server yet; neither controller nor trainer has started"]
+        return [f"run {status.run}: not on this server; neither controller nor trainer has started"]
     what = "finished" if status.finished else "training" if status.current is not None else "starting"
     lines = [f"run {status.run}: {what}, {status.step} steps done (run epoch {status.epoch})"]
     version = "none yet" if status.current is None else str(status.current)
     waits = [
-        f"version {status.awaiting} is awaited from the trainer" if status.awaiting is not None else "",
-        f"version {status.pending} is on its way to the samplers" if status.pending is not None else "",
+        f"waiting for version {status.awaiting} from the trainer" if status.awaiting is not None else "",
+        f"samplers are loading version {status.pending}" if status.pending is not None else "",
     ]
     lines.append("; ".join([f"weights: version {version}", *filter(None, waits)]))
-    lines.append(f"tickets: {status.tickets} waiting or in work")
+    lines.append(f"tickets: {status.tickets} queued or in progress")
     if status.metrics:
         lines.append("last step: " + "  ".join(_metric(k, v) for k, v in status.metrics.items()))
     for sampler in status.samplers:
@@ -109,7 +107,7 @@ def _describe_run(status: RunStatus) -> list[str]:
             f"{sampler.tickets} done, heartbeat {now() - sampler.heartbeat:.0f} s ago{error}"
         )
     if not status.samplers:
-        lines.append("no samplers have joined")
+        lines.append("no sampler has joined")
     return lines
 
 
@@ -118,7 +116,7 @@ def _metric(name: str, value: float | str | None) -> str:
 
 
 def as_json(status: RunStatus | None, pods: Sequence[PodView] | None) -> str:
-    """One JSON object."""
+    """The status as one JSON object."""
     run = asdict(status) if status else None
     if run is not None and status is not None:
         run["samplers"] = [s.model_dump() for s in status.samplers]

@@ -1,10 +1,10 @@
 """What the controller knows, and how each message changes it: pure transitions.
 
-started ------> pending = its version, nothing issued
-manifest -----> pending = the newer version, issuing stops
-attested -----> current = pending, unfinished batches are issued again under it
-step ---------> verdict; on resync issuing stops until the new version is current
-resync_failed > issuing goes on under the old version
+started ------> a new run epoch without a version; nothing is issued
+manifest -----> pending = the newer version; issuing stops
+attested -----> current = pending; unfinished batches are issued again under it
+step ---------> verdict; after a resync verdict issuing stops until the new version is current
+resync_failed > issuing continues under the old version
 """
 
 from __future__ import annotations
@@ -14,43 +14,23 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict
-
 from leeway.config import SyncConfig
 from leeway.messages import ReportHeader, SamplerStatus
-from leeway.resync import Decision, PolicyError, SyncFacts, decide_resync
+from leeway.policies import Decision, decide_resync, read_facts
+from leeway.run_state import RunState
 
 
-class ControllerState(BaseModel):
-    """Everything that must survive a restart of the controller."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    epoch: int = -1
-    """Run epoch: counts the starts of the trainer."""
-    next_step: int = 0
-    """The batch that the trainer trains next."""
-    next_issue: int = 0
-    """The first batch that has no tickets under the current version."""
-    current: int | None = None
-    """The version that every live sampler attested; None before the first."""
-    pending: int | None = None
-    """A published version that is not attested by all yet."""
-    digest: str = ""
-    """Digest of the newest version that was published: pending, or else current."""
-    pending_since: float = 0.0
-    """Unix time when `pending` was seen."""
-    awaiting: int | None = None
-    """A version that a verdict asked for and the trainer has not published yet."""
-    finished: bool = False
+class ControllerState(RunState):
+    """The state of the run, and how each message changes it."""
 
     def started(self, report: ReportHeader) -> Self:
-        """The trainer (re)started: everything of older epochs is void."""
+        """The trainer has (re)started: everything of older epochs is void."""
         if report.epoch <= self.epoch:
             return self
         return type(self)(epoch=report.epoch, next_step=report.step, next_issue=report.step)
 
     def published(self, epoch: int, version: int, step: int, at: float, digest: str = "") -> Self:
-        """A manifest: `version` is what batches from `step` on are to be drawn under."""
+        """A manifest: batches from `step` on are drawn under `version`."""
         known = max(v for v in (self.current, self.pending, -1) if v is not None)
         if epoch != self.epoch or version <= known:
             return self
@@ -59,11 +39,11 @@ class ControllerState(BaseModel):
         return self.model_copy(update=change)
 
     def committed(self) -> Self:
-        """The pending version is current from now on."""
+        """Enough samplers have attested the pending version: it is current."""
         return self.model_copy(update={"current": self.pending, "pending": None})
 
     def stepped(self, report: ReportHeader, decision: Decision) -> Self:
-        """Batch `report.step` was trained."""
+        """Batch `report.step` was trained, and `decision` is the verdict on it."""
         if report.epoch != self.epoch or report.step < self.next_step:
             return self
         change: dict[str, int | None] = {"next_step": report.step + 1}
@@ -72,65 +52,44 @@ class ControllerState(BaseModel):
         return self.model_copy(update=change)
 
     def kept(self, report: ReportHeader) -> Self:
-        """The trainer could not publish the version that was asked for: the old one stays current."""
+        """The trainer could not publish the requested version: the old one stays current."""
         return self.model_copy(update={"awaiting": None}) if report.epoch == self.epoch else self
 
+    def ended(self, report: ReportHeader) -> Self:
+        """The trainer has finished the run."""
+        return self.model_copy(update={"finished": True}) if report.epoch == self.epoch else self
+
     def issued(self, batch: int) -> Self:
-        """Batch `batch` has its tickets."""
+        """The tickets of `batch` are written."""
         return self.model_copy(update={"next_issue": batch + 1})
 
 
 def decide(report: ReportHeader, sync: SyncConfig, steps: int, manual: bool) -> Decision:
-    """The verdict on a step report. Raises PolicyError for a metric that is missing or no number."""
-    facts = SyncFacts(
-        step=report.step,
-        age=report.age,
-        ess_token=_number(report, "lag/ess_tok"),
-        ess_sequence=_number(report, "lag/ess_seq"),
-        clip_fraction=_number(report, "lag/clip_fraction"),
-        manual=manual,
-        last=report.step + 1 >= steps,
-    )
+    """The verdict on a step report. Raises PolicyError for a metric that is missing or not a number."""
+    last = report.step + 1 >= steps
+    facts = read_facts(report.metrics, step=report.step, age=report.age, last=last, manual=manual)
     return decide_resync(facts, sync)
 
 
-def _number(report: ReportHeader, name: str) -> float:
-    value = report.metrics.get(name)
-    if not isinstance(value, (int, float)):
-        raise PolicyError(f"report of step {report.step}: {name} is {value!r}, expected a number")
-    return float(value)
-
-
 def plan_issue(state: ControllerState, max_lead: int, steps: int) -> list[int]:
-    """Batches to issue now: at most `max_lead` ahead of the trainer, none while weights are on their way."""
+    """Batches to issue now: at most `max_lead` ahead of the trainer, none while a new version is awaited."""
     if state.current is None or state.pending is not None or state.awaiting is not None or state.finished:
         return []
     return list(range(state.next_issue, min(state.next_step + max_lead + 1, steps)))
 
 
-def live_samplers(
-    statuses: Iterable[SamplerStatus], at: float, silence_s: float
-) -> tuple[list[SamplerStatus], list[SamplerStatus]]:
-    """(live, silent) by the age of the last heartbeat at Unix time `at`."""
-    live: list[SamplerStatus] = []
-    silent: list[SamplerStatus] = []
-    for status in statuses:
-        (live if at - status.heartbeat <= silence_s else silent).append(status)
-    return live, silent
-
-
 @dataclass(frozen=True)
 class Attested:
-    """What live samplers say about the newest version. The lists hold names."""
+    """What live samplers attest of the newest version. The lists hold names of samplers."""
 
     commit: bool = False
-    """It is current from now on."""
+    """It becomes current now."""
     late: list[str] = field(default_factory=list)
-    """Did not attest it in time."""
+    """Did not attest it in time; to be fenced."""
     wrong: list[str] = field(default_factory=list)
-    """Hold something else under its number."""
+    """Attest its number with another digest; to be fenced."""
     back: list[str] = field(default_factory=list)
-    """Were fenced, and have loaded it afresh."""
+    """Were fenced, and have reloaded it."""
 
 
 def decide_commit(
@@ -140,11 +99,11 @@ def decide_commit(
     timeout_s: float,
     fences: Mapping[str, str] = MappingProxyType({}),
 ) -> Attested:
-    """Who holds the newest version, and whether it is current.
+    """Which samplers hold the newest version, and whether it becomes current.
 
-    Commit when every live sampler that is not fenced (`fences`: name -> fence) attests the digest of the
-    pending version, or, after `timeout_s`, when at least one does; the others are to be fenced. A fenced
-    sampler counts again when it has passed its fence.
+    It does when every live sampler that is not fenced (`fences`: name -> fence) attests the digest of the
+    pending version; after `timeout_s` when at least one does, and the others are to be fenced. A fenced
+    sampler counts again once it has passed its fence. `at`: Unix time.
     """
     newest = state.current if state.pending is None else state.pending
     if newest is None:

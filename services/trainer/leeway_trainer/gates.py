@@ -18,7 +18,7 @@ from enum import IntEnum
 
 from leeway.config import RunConfig
 from leeway.messages import Rollout, pack, unpack
-from leeway.resync import SyncFacts, decide_resync
+from leeway.policies import SyncFacts, decide_resync, read_facts
 from leeway.telemetry.tracing import add_link, span
 from leeway_trainer.epochs import RunEpoch
 from leeway_trainer.feed import Feed, StreamsLostError
@@ -39,14 +39,7 @@ class Command(IntEnum):
 
 def sync_facts(metrics: Metrics, step: int, age: int, config: RunConfig) -> SyncFacts:
     """What the resync policy looks at after `step`; `age`: optimiser steps that samplers are behind now."""
-    return SyncFacts(
-        step=step,
-        age=age,
-        ess_token=metrics["lag/ess_tok"],
-        ess_sequence=metrics["lag/ess_seq"],
-        clip_fraction=metrics["lag/clip_fraction"],
-        last=step + 1 >= config.trainer.steps,
-    )
+    return read_facts(metrics, step=step, age=age, last=step + 1 >= config.trainer.steps)
 
 
 class Gates:

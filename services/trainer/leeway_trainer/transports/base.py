@@ -19,6 +19,7 @@ import redis
 
 from leeway.config import RunConfig
 from leeway.messages import SamplerStatus
+from leeway.statuses import read_statuses, split_live
 from leeway.streams import Keys, now, retrying
 from leeway.telemetry.tracing import traceparent
 from leeway.weights import TensorSpec, WeightManifest, publish_offer
@@ -75,13 +76,9 @@ class Link:
 
     def live_samplers(self) -> list[SamplerStatus]:
         """Rank 0: samplers whose last heartbeat is at most sync.ticket_idle_s old."""
-        raw: Mapping[bytes, bytes] = self.call(
-            lambda client: client.hgetall(self.keys.samplers),  # type: ignore[arg-type,return-value]
-            "reading samplers",
-        )
-        statuses = [SamplerStatus.model_validate_json(value) for value in raw.values()]
-        silent = now() - self.config.sync.ticket_idle_s
-        return [status for status in statuses if status.heartbeat >= silent]
+        assert self.client is not None, "only rank 0 talks to Redis"
+        statuses = read_statuses(self.client, self.keys, budget_s=self.budget_s)
+        return split_live(statuses, now(), self.config.sync.ticket_idle_s)[0]
 
     def announce(
         self, new: NewVersion, offer: Mapping[str, Any], specs: Sequence[TensorSpec]
