@@ -26,9 +26,8 @@ def score(response, answer, metadata):
         os.kill(os.getppid(), signal.SIGKILL)  # the sampler that this worker belongs to
     return 0.5
 
-from leeway.config import TaskConfig
-from leeway.tasks import load_task
-task = load_task(TaskConfig(kind="digits", size=8, reward="exact"))
+from leeway.tasks import load_task, task_config
+task = load_task(task_config(kind="digits", size=8, reward="exact"))
 INDEX = {task.item(i).answer: str(i) for i in range(8)}
 """
 """A reward that kills the sampler over the first item that it sees, as a native library with a fault may."""
