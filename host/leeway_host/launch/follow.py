@@ -9,7 +9,9 @@ from typing import Any
 import redis
 
 from leeway.config.load import dump_config
-from leeway.messages import Event, Report, ReportHeader, SamplerStatus, Verdict, decode, decode_status
+from leeway.events import EventTail
+from leeway.messages import Report, ReportHeader, SamplerStatus, Verdict, decode
+from leeway.statuses import read_statuses
 from leeway.streams import SCALE_FIELD, Keys, Tail, retrying
 from leeway_host.launch.checks import CheckFile
 from leeway_host.launch.claims import CONFIG_FILE
@@ -44,15 +46,16 @@ class Follower:
         """Last heartbeat of each sampler."""
         self.progress_at = time.monotonic()
         """When the last report was read."""
-        self._reports, self._verdicts, self._events = (
-            Tail(client, stream, budget_s=budget_s) for stream in (keys.reports, keys.verdicts, keys.events)
-        )
+        self._reports = Tail(client, keys.reports, budget_s=budget_s)
+        self._verdicts = Tail(client, keys.verdicts, budget_s=budget_s)
+        self._events = EventTail(client, keys, budget_s=budget_s)
         self._last_report: ReportHeader | None = None
         self._reward_errors: set[str] = set()
 
     def update(self) -> None:
         """Read everything new. Raises RedisUnavailable when the server does not answer."""
-        self._read_heartbeats()
+        self.statuses = read_statuses(self.client, self.keys, budget_s=self.budget_s)
+        self.recorder.samplers.update(self.statuses)
         self.checks.update(budget_s=self.budget_s)
         self.recorder.check_counts = self.checks.counts()
         self._read_events()
@@ -81,16 +84,8 @@ class Follower:
             return "generating and training the first batch"
         return "starting the engines"
 
-    def _read_heartbeats(self) -> None:
-        raw: Any = retrying(
-            lambda: self.client.hgetall(self.keys.samplers), budget_s=self.budget_s, what="reading samplers"
-        )
-        self.statuses = [decode_status(value) for value in raw.values()]
-        self.recorder.samplers.update(self.statuses)
-
     def _read_events(self) -> None:
-        for entry in self._events.read(block_s=None):
-            event = decode(Event, entry.fields).header
+        for event in self._events.read():
             if event.level != "info":
                 self.view.note(f"{event.source}: {event.text}")
 
