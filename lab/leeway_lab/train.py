@@ -26,7 +26,7 @@ from leeway.corrections import (
     plan_batch,
     surrogate_loss,
 )
-from leeway.resync import SyncFacts, decide_resync
+from leeway.policies import decide_resync, read_facts
 from leeway_lab import faults
 from leeway_lab.model import Drawn, Sampler, Task, draw, load_base, response_logp
 from leeway_lab.spec import RunSpec
@@ -234,14 +234,7 @@ def train(spec: RunSpec) -> RunResult:
             row |= trainer.evaluate()
         if done in spec.marks:
             result.weights[done] = trainer.state()
-        facts = SyncFacts(
-            step=step,
-            age=done - trainer.synced_at,
-            ess_token=row["lag/ess_tok"],
-            ess_sequence=row["lag/ess_seq"],
-            clip_fraction=row["lag/clip_fraction"],
-            last=done == spec.steps,
-        )
+        facts = read_facts(row, step=step, age=done - trainer.synced_at, last=done == spec.steps)
         reason = decide_resync(facts, spec.sync).reason
         if reason is not None:
             trainer.resync()
