@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from leeway.config import RunConfig
-from leeway.config.choice import choice_of
+from leeway.config.choice import Choice, choice_of
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "configuration.md"
@@ -51,7 +51,9 @@ def type_name(schema: dict[str, Any]) -> str:
     return " ".join([name, *bounds])
 
 
-def table(model: type[BaseModel], prefix: str, without: Collection[str] = ()) -> str:
+def table(
+    model: type[BaseModel], prefix: str, without: Collection[str] = (), choice: Choice | None = None
+) -> str:
     """The keys of a section that are not sections themselves, as a table."""
     properties = model.model_json_schema()["properties"]
     lines = ["| key | type | default | |", "|---|---|---|---|"]
@@ -59,7 +61,11 @@ def table(model: type[BaseModel], prefix: str, without: Collection[str] = ()) ->
         if is_section(field.annotation) or name in without:
             continue
         default = field.get_default(call_default_factory=True)
-        shown = "required" if field.is_required() else f"`{json.dumps(default)}`"
+        if choice and name == choice.key:
+            default = choice.default
+        elif field.is_required():
+            default = None
+        shown = "required" if field.is_required() and default is None else f"`{json.dumps(default)}`"
         description = " ".join((field.description or "").split()).replace("|", "\\|")
         lines.append(f"| `{prefix}{name}` | {type_name(properties[name])} | {shown} | {description} |")
     return "\n".join(lines)
@@ -77,7 +83,9 @@ def build_page() -> str:
         section: Any = field.annotation
         if is_section(section):
             about = " ".join((section.__doc__ or "").split())
-            parts.append(f"## {name}\n\n{about}\n\n{table(section, f'{name}.')}\n")
+            parts.append(
+                f"## {name}\n\n{about}\n\n{table(section, f'{name}.', choice=choice_of(field.metadata))}\n"
+            )
             parts += choices(name, field)
     return "\n".join(parts)
 
@@ -88,9 +96,8 @@ def choices(section: str, field: FieldInfo) -> Iterator[str]:
     for name, entry in choice.registry().items() if choice else ():
         model = entry.settings
         about = " ".join((model.__doc__ or "").split())
-        default = " (the default)" if name == choice.default else ""
         own = table(model, f"{section}.", without=field.annotation.model_fields)
-        yield f"### {section}.{choice.key}: {name}\n\n{about}{default}\n\n{own}\n"
+        yield f"### {section}.{choice.key}: {name}\n\n{about}\n\n{own}\n"
 
 
 def broken_links() -> list[str]:
