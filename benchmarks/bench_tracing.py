@@ -8,7 +8,7 @@
 The second command trains a model of 135 million parameters in many short steps that send no weights; it takes
 40 minutes.
 
-paired     within the processes of one run, tracing is switched off and on in turn, in slots of 20 seconds, and
+paired     within the processes of one run, tracing is off and on in turn, in slots of 20 seconds, and
            each slot is compared with its two neighbours: step times of two runs of the same configuration
            differ by 5 %, and the speed of a machine varies from minute to minute
 direct     CPU time of the spans of one response and of one step, created by the services' own functions and

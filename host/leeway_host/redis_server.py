@@ -18,7 +18,7 @@ from leeway.process import die_with_parent
 
 
 class RedisServerError(LeewayError):
-    """The embedded server did not start; the message holds its log tail."""
+    """The embedded server did not start; the message contains the end of its log."""
 
 
 def find_server() -> str:

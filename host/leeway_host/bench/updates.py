@@ -20,7 +20,7 @@ def trained_weights(
     """(optimizer steps, weights in the type on the wire) for 0 and each of `steps`, which increase.
 
     AdamW with Leeway's betas, gradient norm 1, next-token loss on sums with their answers (reasoning-gym).
-    Raises UsageError when the directory holds no causal language model with a tokenizer.
+    Raises UsageError when the directory contains no causal language model with a tokenizer.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

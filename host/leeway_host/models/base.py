@@ -34,7 +34,7 @@ def default_cache_dir() -> Path:
 
 
 def is_model_dir(path: Path) -> bool:
-    """True if `path` holds a configuration and weights in safetensors format."""
+    """True if `path` contains a configuration and weights in safetensors format."""
     return (path / "config.json").is_file() and any(path.glob("*.safetensors"))
 
 

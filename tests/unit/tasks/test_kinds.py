@@ -1,4 +1,4 @@
-"""The shelf of tasks: every kind has keys of its own, and a wrong key is answered with those of its kind."""
+"""Kinds of tasks: each has its own keys, and an error for a wrong key names those of its kind."""
 
 from __future__ import annotations
 
