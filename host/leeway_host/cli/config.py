@@ -1,4 +1,4 @@
-"""`leeway config ...`."""
+"""`leeway config`: the resolved values of a configuration, and its JSON schema."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = typer.Typer(help="The configuration of a run.", no_args_is_help=True)
 
 
 @app.command("schema")
-def config_schema() -> None:
+def schema() -> None:
     """Print the JSON schema of the configuration."""
     from leeway.config import RunConfig
 
@@ -22,11 +22,8 @@ def config_schema() -> None:
 
 
 @app.command("show")
-def config_show(file: Annotated[Path, typer.Argument(help="YAML file of a run.")], sets: Sets = None) -> None:
+def show(file: Annotated[Path, typer.Argument(help="YAML file of a run.")], sets: Sets = None) -> None:
     """Print the resolved values of a configuration (passwords hidden)."""
-    from leeway.config.load import dump_config, load_config, unused_settings
+    from leeway.config.load import dump_config, load_config
 
-    resolved = load_config(file, sets or [])
-    typer.echo(dump_config(resolved), nl=False)
-    for unused in unused_settings(resolved):
-        typer.echo(f"leeway: warning: {unused}", err=True)
+    typer.echo(dump_config(load_config(file, sets or [])), nl=False)

@@ -1,4 +1,4 @@
-"""`leeway corrections ...`."""
+"""`leeway corrections`: the methods, the settings of one, and all of them on one saved batch."""
 
 from __future__ import annotations
 
@@ -19,30 +19,33 @@ app = typer.Typer()
 
 @app.callback(invoke_without_command=True)
 def corrections(context: typer.Context) -> None:
-    """List the corrections: formula, what they need, source."""
+    """List the corrections: formula, requirements, source."""
     if context.invoked_subcommand is None:
         from leeway.corrections import METHODS
 
-        _print_methods(list(METHODS))
+        for name in METHODS:
+            _print_method(name)
         typer.echo("leeway corrections show NAME shows the settings of one.")
 
 
 @app.command("show")
-def corrections_show(name: Annotated[str, typer.Argument(help="Name of a correction.")]) -> None:
+def show(name: Annotated[str, typer.Argument(help="Name of a correction.")]) -> None:
     """Show one correction and its settings with their defaults."""
-    from leeway.config import CorrectionConfig
+    from leeway.config.correction import METHOD_CHOICE
     from leeway.corrections import METHODS
 
     if name not in METHODS:
-        raise UsageError(f"no correction {name!r}; there are: {', '.join(METHODS)}")
-    _print_methods([name])
-    for key in METHODS[name].settings:
-        field = CorrectionConfig.model_fields[key]
-        typer.echo(f"correction.{key}: {json.dumps(field.default)}  {field.description or ''}".rstrip())
+        raise UsageError(METHODS.unknown(name))
+    _print_method(name)
+    settings = METHODS[name].settings
+    for key in METHOD_CHOICE.own_keys(name):
+        field = settings.model_fields[key]
+        about = " ".join((field.description or "").split())
+        typer.echo(f"correction.{key}: {json.dumps(field.default)}  {about}".rstrip())
 
 
 @app.command("compare")
-def corrections_compare(
+def compare(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run, or one of its batches/step-*.")],
     sets: Sets = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -54,21 +57,21 @@ def corrections_compare(
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
-def _print_methods(names: list[str]) -> None:
-    from leeway.config import CorrectionConfig
+def _print_method(name: str) -> None:
+    from leeway.config.correction import METHOD_CHOICE
     from leeway.corrections import METHODS
 
-    for method in (METHODS[name] for name in names):
-        defaults = (f"{key}={CorrectionConfig.model_fields[key].default}" for key in method.settings)
-        rows = {
-            "estimator": method.formula,
-            "needs": ", ".join(method.needs) or "nothing beyond pi_theta",
-            "settings": ", ".join(defaults) or "none",
-            "aggregation": method.aggregation,
-            "source": method.source,
-        }
-        typer.echo(method.name)
-        for key, value in rows.items():
-            text = textwrap.fill(value, 84, initial_indent=f"  {key:<12}", subsequent_indent=" " * 14)
-            typer.echo(text)
-        typer.echo()
+    method, keys = METHODS[name], METHOD_CHOICE.own_keys(name)
+    fields = method.settings.model_fields
+    rows = {
+        "estimator": method.formula,
+        "needs": ", ".join(method.needs) or "nothing beyond pi_theta",
+        "settings": ", ".join(f"{key}={fields[key].default}" for key in METHOD_CHOICE.own_keys(name))
+        or "none",
+        "aggregation": method.aggregation,
+        "source": method.source,
+    }
+    typer.echo(name)
+    for key, value in rows.items():
+        typer.echo(textwrap.fill(value, 84, initial_indent=f"  {key:<12}", subsequent_indent=" " * 14))
+    typer.echo()

@@ -58,7 +58,6 @@ def run(
     options = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
     resolved = load_config(path, [*(sets or []), *options])
     _check_passwords(resolved, path)
-    _warn(resolved)
     directory = resume or out or default_out(resolved)
     result = LocalRun(resolved, directory, resume=resume is not None, as_json=as_json).run()
     if as_json:
@@ -79,13 +78,6 @@ def _check_passwords(config: RunConfig, path: Path) -> None:
             f"{path}: Redis passwords are not stored in it; give --redis or LEEWAY_REDIS__URL, and also "
             "redis.service_urls if the run used them"
         )
-
-
-def _warn(config: RunConfig) -> None:
-    from leeway.config.load import unused_settings
-
-    for unused in unused_settings(config):
-        typer.echo(f"leeway: warning: {unused}", err=True)
 
 
 @app.command()
