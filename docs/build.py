@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
 
 from leeway.config import RunConfig
-from leeway.config.correction import DEFAULT_METHOD, CorrectionConfig, own_keys
+from leeway.config.choice import Choice, choice_of
 from leeway.corrections import METHODS
 
 ROOT = Path(__file__).parent.parent
@@ -53,7 +54,9 @@ def type_name(schema: dict[str, Any]) -> str:
     return " ".join([name, *bounds])
 
 
-def table(model: type[BaseModel], prefix: str, keys: list[str] | None = None) -> str:
+def table(
+    model: type[BaseModel], prefix: str, keys: list[str] | None = None, choice: Choice[Any] | None = None
+) -> str:
     """`keys` of a section (None: all that are not sections themselves) as a table."""
     properties = model.model_json_schema()["properties"]
     lines = ["| key | type | default | |", "|---|---|---|---|"]
@@ -61,8 +64,10 @@ def table(model: type[BaseModel], prefix: str, keys: list[str] | None = None) ->
         field = model.model_fields[name]
         if is_section(field.annotation):
             continue
-        default = DEFAULT_METHOD if field.is_required() else field.get_default(call_default_factory=True)
-        shown = f"`{json.dumps(default)}`"
+        default = field.get_default(call_default_factory=True)
+        if choice and name == choice.key:
+            default = choice.default
+        shown = "required" if default is PydanticUndefined else f"`{json.dumps(default)}`"
         description = " ".join((field.description or "").split()).replace("|", "\\|")
         lines.append(f"| `{prefix}{name}` | {type_name(properties[name])} | {shown} | {description} |")
     return "\n".join(lines)
@@ -78,21 +83,22 @@ def build_page() -> str:
     parts = [INTRO, f"## The run\n\n{table(RunConfig, '')}\n"]
     for name, field in RunConfig.model_fields.items():
         section: Any = field.annotation
-        if is_section(section):
-            about = " ".join((section.__doc__ or "").split())
-            parts.append(f"## {name}\n\n{about}\n\n{table(section, f'{name}.')}\n")
-        if section is CorrectionConfig:
-            parts += [method_keys(method) for method in METHODS]
+        if not is_section(section):
+            continue
+        about, choice = " ".join((section.__doc__ or "").split()), choice_of(field.metadata)
+        parts.append(f"## {name}\n\n{about}\n\n{table(section, f'{name}.', choice=choice)}\n")
+        if choice:
+            parts += [own_keys(name, choice, option) for option in choice.registry]
     return "\n".join(parts)
 
 
-def method_keys(name: str) -> str:
-    """The keys of a correction that not all corrections have."""
-    settings = METHODS[name].settings
-    about = " ".join((settings.__doc__ or "").split())
-    keys = own_keys(settings)
-    body = table(settings, "correction.", keys) if keys else "No keys of its own."
-    return f"### correction with `method: {name}`\n\n{about}\n\n{body}\n"
+def own_keys(section: str, choice: Choice[Any], name: str) -> str:
+    """The keys that only one kind of task, or one correction, has."""
+    model = choice.model(name)
+    about = " ".join((model.__doc__ or "").split())
+    keys = choice.own_keys(name)
+    body = table(model, f"{section}.", keys) if keys else "No keys of its own."
+    return f"### {section} with `{choice.key}: {name}`\n\n{about}\n\n{body}\n"
 
 
 def method_table() -> str:

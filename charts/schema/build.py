@@ -97,18 +97,20 @@ def run_schema() -> Schema:
     for section, keys in OWNED.items():
         for key in keys:
             schema["properties"][section]["properties"].pop(key, None)
-    methods = schema["properties"]["correction"]["oneOf"]
-    methods.append(method_of_another_package([part["properties"]["method"]["const"] for part in methods]))
+    for section, key in (("correction", "method"), ("task", "kind")):
+        options = schema["properties"][section]["oneOf"]
+        names = [option["properties"][key]["const"] for option in options]
+        options.append(from_another_package(key, names))
     required = schema.pop("required")
     return {**schema, "if": {"minProperties": 1}, "then": {"required": required}}
 
 
-def method_of_another_package(names: list[str]) -> Schema:
-    """A correction that the image has from an installed package: the services check its keys."""
+def from_another_package(key: str, names: list[str]) -> Schema:
+    """A correction or a task from a package that is installed in the image: the services check its keys."""
     return {
         "type": "object",
-        "properties": {"method": {"type": "string", "not": {"enum": names}}},
-        "required": ["method"],
+        "properties": {key: {"type": "string", "not": {"enum": names}}},
+        "required": [key],
     }
 
 

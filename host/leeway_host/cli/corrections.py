@@ -31,14 +31,14 @@ def corrections(context: typer.Context) -> None:
 @app.command("show")
 def show(name: Annotated[str, typer.Argument(help="Name of a correction.")]) -> None:
     """Show one correction and its settings with their defaults."""
-    from leeway.config.correction import own_keys
+    from leeway.config.correction import METHOD_CHOICE
     from leeway.corrections import METHODS
 
     if name not in METHODS:
         raise UsageError(METHODS.unknown(name))
     _print_method(name)
     settings = METHODS[name].settings
-    for key in own_keys(settings):
+    for key in METHOD_CHOICE.own_keys(name):
         field = settings.model_fields[key]
         about = " ".join((field.description or "").split())
         typer.echo(f"correction.{key}: {json.dumps(field.default)}  {about}".rstrip())
@@ -58,15 +58,15 @@ def compare(
 
 
 def _print_method(name: str) -> None:
-    from leeway.config.correction import own_keys
+    from leeway.config.correction import METHOD_CHOICE
     from leeway.corrections import METHODS
 
-    method = METHODS[name]
+    method, keys = METHODS[name], METHOD_CHOICE.own_keys(name)
     fields = method.settings.model_fields
     rows = {
         "estimator": method.formula,
         "needs": ", ".join(method.needs) or "nothing beyond pi_theta",
-        "settings": ", ".join(f"{key}={fields[key].default}" for key in own_keys(method.settings)) or "none",
+        "settings": ", ".join(f"{key}={fields[key].default}" for key in keys) or "none",
         "aggregation": method.aggregation,
         "source": method.source,
     }

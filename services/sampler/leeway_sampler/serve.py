@@ -24,9 +24,9 @@ import redis
 
 from leeway.config import RunConfig
 from leeway.messages import Rollout, RolloutHeader, Ticket, TicketHeader, decode, encode
+from leeway.rewards import RewardPool
 from leeway.statuses import remove_status, write_status
 from leeway.streams import TICKETS_GROUP, Consumer, Entry, Keys, Tail, add_fields, retrying
-from leeway.tasks import RewardPool
 from leeway.telemetry.tracing import messaging, span
 from leeway_sampler import metrics
 from leeway_sampler.engine import EngineError, GenerationAborted, SamplerEngine

@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from leeway.config.correction import COMMON_KEYS, DEFAULT_METHOD, own_keys
+from leeway.config.base import Section
+from leeway.config.choice import UNKNOWN_NAME, Choice, choice_of
 from leeway.config.run import RunConfig
 
 # "sink" still suggests "sync", and "tis_clp" the key "clip".
@@ -26,32 +27,31 @@ def explain(error: Mapping[str, Any], data: Any) -> str:
     if error["type"] == "missing":
         return f"{path}: required, but not given"
     message = error["msg"].removeprefix("Value error, ")
-    if error["type"] in ("value_error", "unknown_method"):
+    if error["type"] in ("value_error", UNKNOWN_NAME):
         return f"{path}: {message}"
     return f"{path}: got {_shown(error['input'])} ({type(error['input']).__name__}); {message}"
 
 
 def _expected(loc: tuple[int | str, ...], data: Any) -> str:
     """What an unknown key may have meant, and which keys there are."""
-    key = str(loc[-1])
-    if loc[0] == "correction" and len(loc) == 2:
-        return _expected_of_method(key, data["correction"].get("method", DEFAULT_METHOD))
+    key, section = str(loc[-1]), str(loc[0])
+    choice = choice_of(RunConfig.model_fields[section].metadata) if len(loc) == 2 else None
+    if choice is not None:
+        return _expected_of_choice(key, section, choice, data[section].get(choice.key, choice.default))
     allowed = _fields_at(loc[:-1])
     return f"{_guess(key, allowed)}allowed: {', '.join(allowed)}"
 
 
-def _expected_of_method(key: str, method: str) -> str:
-    from leeway.corrections.registry import METHODS
-
-    own = own_keys(METHODS[method].settings)
-    owners = [name for name in METHODS if key in own_keys(METHODS[name].settings)]
-    guess = _guess(key.removeprefix(f"{method}_"), [*own, *COMMON_KEYS])
+def _expected_of_choice(key: str, section: str, choice: Choice[Section], name: str) -> str:
+    allowed = [*choice.own_keys(name), *choice.common_keys]
+    owners = [other for other in choice.registry if key in choice.own_keys(other)]
+    guess = _guess(key.removeprefix(f"{name}_"), allowed)
     if owners:
         guess = (
-            f"it is a key of method {', '.join(owners)}; to change the method, replace the whole section: "
-            f"--set 'correction={{method: {method}}}'; "
+            f"it is a key of {choice.key} {', '.join(owners)}; to change the {choice.key}, replace the whole "
+            f"section: --set '{section}={{{choice.key}: {name}}}'; "
         )
-    return f"{guess}method {method} allows: {', '.join([*own, *COMMON_KEYS])}"
+    return f"{guess}{choice.key} {name} allows: {', '.join(allowed)}"
 
 
 def _guess(key: str, allowed: list[str]) -> str:

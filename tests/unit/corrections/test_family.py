@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leeway.config import CorrectionConfig
-from leeway.config.correction import COMMON_KEYS, own_keys
+from leeway.config.correction import METHOD_CHOICE
 from leeway.corrections import METHODS, Denominators, TokenBatch, lr_scale, prepare, surrogate_loss
 from leeway.corrections.m2 import budget_clip, suffix_cut, trust_region
 
@@ -284,7 +284,7 @@ def test_every_key_of_a_method_is_read(method: str) -> None:
     choices = [
         {k: v} for k, f in fields if get_origin(f.annotation) is Literal for v in get_args(f.annotation)
     ]
-    own = set(own_keys(METHODS[method].settings))
+    own = set(METHOD_CHOICE.own_keys(method))
     READ.clear()
     for choice in [*choices, *([{"score_centering": True}] if "score_centering" in own else [])]:
         try:
@@ -296,7 +296,7 @@ def test_every_key_of_a_method_is_read(method: str) -> None:
         lr_scale(b, config)
         config.needs_sync_tail  # noqa: B018  what the trainer asks
     # Of VCPO's baseline only one value is allowed, so nothing has to read it.
-    assert READ - {"method", *COMMON_KEYS} == own - {"baseline"}
+    assert READ - {"method", *METHOD_CHOICE.common_keys} == own - {"baseline"}
     centred = METHODS[method].weight is not None
     assert centred == ("head_tail" in own)
 

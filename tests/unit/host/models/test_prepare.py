@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from leeway.config import ModelConfig, TaskConfig
+from leeway.config import ModelConfig
+from leeway.tasks import task_config
 from leeway_host.models import ModelError, default_cache_dir, prepare_model
 from leeway_host.models.base import publish_dir
 
@@ -43,7 +44,7 @@ def test_damaged_directories_are_refused_before_anything_starts(tmp_path, name, 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelError, match="the cache is"):
-        prepare_model(ModelConfig(name="tiny"), tmp_path / "file", task=TaskConfig(kind="digits"))
+        prepare_model(ModelConfig(name="tiny"), tmp_path / "file", task=task_config(kind="digits"))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,9 @@ def test_hub_that_cannot_be_reached_is_one_clear_line(tmp_path, monkeypatch):
         raise huggingface_hub.errors.LocalEntryNotFoundError("no connection\nand nothing in the cache")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(ModelError, match="'some/model' is no directory here and cannot be fetched") as caught:
+    with pytest.raises(
+        ModelError, match="'some/model' is not a local directory and cannot be downloaded"
+    ) as caught:
         prepare_model(ModelConfig(name="some/model"), tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -90,7 +93,7 @@ def test_hub_model_is_checked_like_a_directory(tmp_path, monkeypatch):
 
 
 def test_params_are_for_tiny_only(tmp_path):
-    with pytest.raises(ModelError, match="for the model tiny only"):
+    with pytest.raises(ModelError, match="only for the model tiny"):
         prepare_model(ModelConfig(params={"hidden": 64}), tmp_path)
 
 
