@@ -1,4 +1,4 @@
-"""What Leeway asks of vLLM: environment, engine arguments, sampling parameters. Pure; vLLM is not imported."""
+"""What Leeway asks of vLLM: environment, engine arguments, sampling parameters. Without vLLM itself."""
 
 from __future__ import annotations
 

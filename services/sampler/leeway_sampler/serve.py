@@ -2,7 +2,7 @@
 
     task    waits for                                       unblocked by
     watch   a newer version, or a fence                     the trainer; the controller (watch.py)
-    take    ready and fewer than max_num_seqs in progress   watch loads the newest version; a ticket is settled
+    take    ready and fewer than max_num_seqs in progress   watch loads the newest version; settled tickets
             then a ticket                                   the controller issues a batch
     claim   a quarter of sync.ticket_idle_s                 time; then takes over what dead samplers held
     beat    sync.heartbeat_s                                time; then writes the status, reads the fence and

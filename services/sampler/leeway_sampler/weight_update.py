@@ -113,9 +113,9 @@ class EngineWeights:
     async def _stage(self, manifest: WeightManifest, deadline: float) -> None:
         if manifest.transport != self.transport:
             raise WeightsRefused(
-                f"weights version {manifest.version} was published by transport {manifest.transport!r}, but this "
-                f"sampler receives weights by {self.transport!r}: start trainer and samplers with the same "
-                "weights.transport"
+                f"weights version {manifest.version} was published by transport {manifest.transport!r}, but "
+                f"this sampler receives weights by {self.transport!r}: start trainer and samplers with the "
+                "same weights.transport"
             )
         try:
             await asyncio.to_thread(self.receiver.stage, manifest, deadline)

@@ -115,8 +115,9 @@ class Broadcaster:
             self.last = publish_offer(
                 self.client,
                 self.keys,
-                offer,
-                specs,
+                transport="nccl",
+                offer=offer.as_offer(),
+                specs=specs,
                 epoch=self.epoch,
                 version=version,
                 step=step,

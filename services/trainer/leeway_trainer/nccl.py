@@ -20,7 +20,8 @@ from torch import Tensor
 
 from leeway.errors import UsageError
 from leeway.messages import SamplerStatus
-from leeway.weights import NcclOffer, TensorSpec
+from leeway.weights import TensorSpec
+from leeway.weights.nccl_offer import NcclOffer
 from leeway.weights.publish import wire_words
 
 

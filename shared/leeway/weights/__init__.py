@@ -1,17 +1,17 @@
 """Weight versions on the wire.
 
-manifest.py   what a version is, and what can be wrong with it
-codec.py      lossless delta of a tensor
-plan.py       decisions: full or delta, which chain to read, what to free, what fits
-chunks.py     a byte stream as digested entries of a Redis stream
-publish.py    writing a version
-host_copy.py  reading versions
+manifest.py    what a version is, and what can be wrong with it
+codec.py       lossless delta of a tensor
+plan.py        decisions: full or delta, which chain to read, what to free, what fits
+chunks.py      a byte stream as digested entries of a Redis stream
+publish.py     writing a version
+host_copy.py   reading versions
+nccl_offer.py  where samplers join the group of a version that travels by NCCL
 """
 
 from leeway.weights.chunks import ChunkSource
 from leeway.weights.host_copy import HostCopy
 from leeway.weights.manifest import (
-    NcclOffer,
     TensorSpec,
     WeightManifest,
     WeightsCorrupt,
@@ -36,7 +36,6 @@ __all__ = [
     "CHUNK_BYTES",
     "ChunkSource",
     "HostCopy",
-    "NcclOffer",
     "TensorSpec",
     "VersionKey",
     "WeightManifest",

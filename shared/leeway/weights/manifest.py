@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
@@ -81,32 +81,24 @@ class Base(_Wire):
     digest: str
 
 
-class NcclOffer(_Wire):
-    """Where to join the group that carries a version: rank 0 is the trainer."""
-
-    address: str
-    port: int
-    world_size: int
-    ranks: dict[str, int]
-    """Name of a sampler -> rank of its first worker."""
-
-
 class WeightManifest(_Wire):
     """Everything a reader needs to know about one version. Written after its last chunk.
 
-    `tensors`, `nbytes` and `digest` are of the weights themselves; `wire_nbytes` bytes in `chunks` chunks
-    carry them: all of them (`full`), or what changed since `base` (`delta`). `nccl`: nothing is in Redis,
-    samplers get the weights from a group (`offer`).
+    `tensors`, `nbytes` and `digest` describe the weights themselves. With transport `redis`, `wire_nbytes`
+    bytes in `chunks` chunks carry them: the whole (`full`), or what changed since `base` (`delta`). Any other
+    transport keeps no bytes in Redis; its `offer` tells samplers how to get the weights, in a form that only
+    that transport reads.
     """
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     run: str
     epoch: int = Field(ge=0)
     version: int = Field(ge=0)
     step: int = Field(ge=0)
-    codec: Literal["full", "delta", "nccl"] = "full"
+    codec: Literal["full", "delta"] = "full"
     base: Base | None = None
-    offer: NcclOffer | None = None
+    transport: str = Field(default="redis", min_length=1)
+    offer: dict[str, Any] | None = None
     chunk_bytes: int = Field(ge=1, le=MAX_CHUNK_BYTES)
     chunks: int = Field(ge=0)
     wire_nbytes: int = Field(ge=0)
@@ -142,9 +134,12 @@ class WeightManifest(_Wire):
             raise ValueError(f"codec {self.codec} with base {self.base}")
         if self.base is not None and self.base.version >= self.version:
             raise ValueError(f"its base {self.base.version} is not below it")
-        if (self.codec == "nccl") != (self.offer is not None):
-            raise ValueError(f"codec {self.codec} with offer {self.offer}")
-        if self.codec == "full" and self.wire_nbytes != self.nbytes:
+        in_redis = self.transport == "redis"
+        if in_redis != (self.offer is None):
+            raise ValueError(f"transport {self.transport} with offer {self.offer}")
+        if not in_redis and self.wire_nbytes:
+            raise ValueError(f"transport {self.transport} with {self.wire_nbytes} bytes in Redis")
+        if in_redis and self.codec == "full" and self.wire_nbytes != self.nbytes:
             raise ValueError(f"{self.wire_nbytes} bytes carry {self.nbytes} in full")
         if len({spec.name for spec in self.tensors}) != len(self.tensors):
             raise ValueError("a tensor name stands twice")

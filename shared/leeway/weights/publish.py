@@ -26,7 +26,6 @@ from leeway.weights.codec import Words, count_not_finite, encode_piece, pieces, 
 from leeway.weights.manifest import (
     ITEM_BYTES,
     Base,
-    NcclOffer,
     TensorSpec,
     WeightManifest,
     WeightsCorrupt,
@@ -141,22 +140,27 @@ def publish_weights(
 def publish_offer(
     client: redis.Redis,
     keys: Keys,
-    offer: NcclOffer,
-    specs: Sequence[TensorSpec],
     *,
+    transport: str,
+    offer: dict[str, Any],
+    specs: Sequence[TensorSpec],
     epoch: int,
     version: int,
     step: int,
     traceparent: str | None = None,
     budget_s: float = 60.0,
 ) -> WeightManifest:
-    """Announce a version that samplers get from an NCCL group; nothing else of it is in Redis."""
+    """Publish the manifest of a version whose weights do not travel through Redis but by `transport`.
+
+    `offer` tells that transport on the samplers' side how to get the weights described by `specs`; it must be
+    JSON. Raises RedisUnavailable after `budget_s` seconds.
+    """
     manifest = WeightManifest(
         run=keys.run,
         epoch=epoch,
         version=version,
         step=step,
-        codec="nccl",
+        transport=transport,
         offer=offer,
         chunk_bytes=1,
         chunks=0,

@@ -8,7 +8,8 @@ from pydantic import ValidationError
 
 from leeway.errors import UsageError
 from leeway.messages import SamplerStatus
-from leeway.weights import WeightManifest, weights_digest
+from leeway.weights import WeightManifest, WeightsCorrupt, weights_digest
+from leeway.weights.nccl_offer import nccl_offer
 from leeway_trainer.nccl import check_device, plan_offer, tensor_specs
 
 
@@ -30,7 +31,7 @@ def test_a_manifest_with_an_offer_carries_no_bytes() -> None:
         "epoch": 0,
         "version": 1,
         "step": 0,
-        "codec": "nccl",
+        "transport": "nccl",
         "chunk_bytes": 1,
         "chunks": 0,
         "wire_nbytes": 0,
@@ -38,10 +39,30 @@ def test_a_manifest_with_an_offer_carries_no_bytes() -> None:
         "tensors": specs,
         "digest": weights_digest(specs),
     }
-    with pytest.raises(ValidationError, match="codec nccl with offer None"):
+    with pytest.raises(ValidationError, match="transport nccl with offer None"):
         WeightManifest(**fields)
     offer = plan_offer([status("a")], address=None, port=1, tensor_parallel_size=1)
-    assert WeightManifest(**fields, offer=offer).offer == offer
+    manifest = WeightManifest(**fields, offer=offer.as_offer())
+    assert nccl_offer(WeightManifest.model_validate_json(manifest.model_dump_json())) == offer
+
+
+def test_an_offer_of_another_transport_is_rejected() -> None:
+    fields = {
+        "run": "r",
+        "epoch": 0,
+        "version": 1,
+        "step": 0,
+        "chunk_bytes": 1,
+        "chunks": 0,
+        "wire_nbytes": 0,
+    }
+    manifest = WeightManifest(
+        **fields, nbytes=0, tensors=(), digest=weights_digest([]), transport="file", offer={"path": "/x"}
+    )
+    with pytest.raises(WeightsCorrupt, match="version 1: the offer of transport file is not an NCCL offer"):
+        nccl_offer(manifest)
+    with pytest.raises(ValidationError, match="transport redis with offer {'path'"):
+        WeightManifest.model_validate({**manifest.model_dump(), "transport": "redis"})
 
 
 def test_a_cpu_is_refused() -> None:

@@ -2,8 +2,7 @@
 
     start          open -> check_platform -> vLLM starts with `backend` -> init_engine
     each version   stage (the engine keeps generating) -> (engine paused) load -> commit
-                                                                           | failed
-                                                                           '-> rollback -> load the previous one
+                                                          load failed: rollback -> load the previous one
     fenced         forget
     end            close
 
