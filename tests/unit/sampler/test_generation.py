@@ -1,4 +1,4 @@
-"""Heads, log-probabilities and version spans as they are read from vLLM's output."""
+"""Reading heads, log-probabilities and version spans from vLLM's output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vllm.logprobs import FlatLogprobs
 
 from leeway_sampler.generation import (
     Head,
@@ -76,12 +75,16 @@ def test_more_is_asked_for_where_ties_can_widen_the_support():
     assert Head(64, 1e-3, True, 70).requested == 70
 
 
-def flat(rows: list[list[tuple[int, float]]]) -> FlatLogprobs:
-    result = FlatLogprobs()
-    for row in rows:
-        ids, values = zip(*row, strict=True)
-        result.append_fast(list(ids), list(values), iter(range(len(ids))), [None] * len(ids))
-    return result
+def flat(rows: list[list[tuple[int, float | None]]]) -> SimpleNamespace:
+    """The fields of vLLM's FlatLogprobs; integration/sampler reads real ones."""
+    ends = np.cumsum([len(row) for row in rows]).tolist()
+    pairs = [pair for row in rows for pair in row]
+    return SimpleNamespace(
+        start_indices=[0, *ends[:-1]],
+        end_indices=ends,
+        token_ids=[token for token, _ in pairs],
+        logprobs=[value for _, value in pairs],
+    )
 
 
 HEAD = Head(2, 1e-3, False, 50)
