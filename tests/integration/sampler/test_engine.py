@@ -1,4 +1,4 @@
-"""A real vLLM engine: it draws from the weights that it was given last, whatever happened before."""
+"""A real vLLM engine: it draws from the weights it loaded last, whatever happened before."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PROMPT = [4, 9, 17, 30, 5, 61, 23, 8]
 
 @dataclass
 class Rig:
-    """An engine, the trainer's model, and the run's Redis; `publish` makes the next version."""
+    """An engine, the trainer's model and the run's Redis; `publish` creates the next version."""
 
     engine: SamplerEngine
     model: Any
@@ -50,7 +50,7 @@ class Rig:
         return {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
 
     def publish(self, *, change: bool = True, leave_out: str = "", full: bool = False) -> WeightManifest:
-        """The next version: a delta against the last one where that is possible."""
+        """The next version: a delta against the last one if possible."""
         self.version += 1
         if change:
             self.model.load_state_dict(perturbed(self.base, seed=self.version), strict=False)
@@ -114,10 +114,10 @@ async def rig(request, tmp_path_factory, redis_server) -> AsyncIterator[Rig]:
         client.close()
 
 
-async def test_nccl_is_refused_without_gpus():
+async def test_nccl_is_rejected_without_gpus():
     config = RunConfig.model_validate({**CONFIG, "weights": {"transport": "nccl"}})
     with pytest.raises(UsageError, match="needs NVIDIA GPUs, and vLLM runs on cpu"):
-        await _start_vllm(config, "no model is looked at")
+        await _start_vllm(config, "the model is never read")
 
 
 async def test_no_token_is_drawn_before_the_first_weights(rig):
@@ -188,7 +188,7 @@ async def test_a_probe_finds_the_reported_distribution_in_what_is_drawn(rig):
     assert (probe.version, probe.draws, probe.request) == (rig.version, 512, 0)
     assert probe.dof >= 2
     assert chi_square_z(probe.chi2, probe.dof) < 5
-    assert not prober.due(np.array(PROMPT, dtype=np.int32)), "once a version"
+    assert not prober.due(np.array(PROMPT, dtype=np.int32)), "once per version"
     assert prober.asked(1) and not prober.asked(1)
     await prober.run()
     assert (prober.result.request, prober.result.chi2 != probe.chi2) == (1, True), "other draws"
@@ -207,7 +207,7 @@ async def test_settings_that_ban_tokens_are_named():
     ]  # fmt: skip
 
 
-async def test_old_keys_and_values_are_not_found_again(rig):
+async def test_the_prefix_cache_does_not_survive_an_update(rig):
     prompt = (PROMPT * 16)[:120]  # several full blocks, so that the prefix cache is in use
     await rig.resync()
     assert rig.error(await rig.draw(4, 16, prompt), prompt) < 0.03
@@ -215,7 +215,7 @@ async def test_old_keys_and_values_are_not_found_again(rig):
     assert rig.error(await rig.draw(4, 16, prompt), prompt) < 0.03
 
 
-async def test_more_prompt_tokens_than_one_step_takes(rig):
+async def test_more_prompt_tokens_than_fit_in_one_step(rig):
     await rig.resync()
     prompts = [[*PROMPT, 3 + seed, *PROMPT * 15] for seed in range(40)]  # 5,160 tokens, few of them cached
     calls = [rig.engine.generate(f"p{s}", prompt, s, 8) for s, prompt in enumerate(prompts)]
@@ -237,7 +237,7 @@ async def test_a_damaged_broadcast_leaves_the_old_weights(rig):
     generations = await rig.draw(4)
     assert generations[0].spans[0][2] == version
     assert rig.error(generations) < 0.02
-    with pytest.raises(WeightsRefused, match=f"version {version + 1}: 0 chunks"):  # it needs what is lost
+    with pytest.raises(WeightsRefused, match=f"version {version + 1}: 0 chunks"):  # it needs the damaged one
         await rig.resync()
     await rig.resync(full=True)
     assert rig.error(await rig.draw(8)) < 0.02
@@ -344,7 +344,7 @@ async def test_every_parameter_group_changed_alone(rig):
     print(f"largest mean difference of log-probs: {seen:.4f} nats")
 
 
-async def test_what_is_in_flight_is_aborted_by_an_update(rig):
+async def test_an_update_aborts_requests_in_flight(rig):
     await rig.resync()
     drawing = [asyncio.create_task(rig.engine.generate(f"long-{s}", PROMPT, s, 150)) for s in range(200)]
     await asyncio.sleep(0.1)

@@ -17,9 +17,19 @@ from leeway_sampler.transports.kinds.nccl import NoRankError, check_platform
 def manifest(ranks: dict[str, int]) -> WeightManifest:
     offer = NcclOffer(address="trainer", port=1, world_size=3, ranks=ranks)
     return WeightManifest(
-        run="r", epoch=0, version=4, step=0, transport="nccl", offer=offer.as_offer(), chunk_bytes=1, chunks=0,
-        wire_nbytes=0, nbytes=0, tensors=(), digest=weights_digest([]),
-    )  # fmt: skip
+        run="r",
+        epoch=0,
+        version=4,
+        step=0,
+        transport="nccl",
+        offer=offer.as_offer(),
+        chunk_bytes=1,
+        chunks=0,
+        wire_nbytes=0,
+        nbytes=0,
+        tensors=(),
+        digest=weights_digest([]),
+    )
 
 
 def test_a_sampler_without_a_rank_is_told_who_has_one():
