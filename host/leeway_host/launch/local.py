@@ -34,7 +34,9 @@ from leeway.errors import (
     StalledError,
     UsageError,
 )
-from leeway.messages import Event, Report, ReportHeader, Verdict, decode, decode_status
+from leeway.events import EventTail
+from leeway.messages import Report, ReportHeader, Verdict, decode
+from leeway.statuses import read_statuses
 from leeway.streams import SCALE_FIELD, Keys, RedisUnavailable, Tail, client_name, connect, retrying
 from leeway_host.launch.address import Place, published
 from leeway_host.launch.checks import CheckFile
@@ -320,17 +322,16 @@ class LocalRun:
 
     def _watch(self) -> None:
         """Until trainer and controller are done. Raises RunFailed, StalledError or Interrupted."""
-        tails = [
-            Tail(self.client, stream, budget_s=SERVER_S)
-            for stream in (self.keys.reports, self.keys.verdicts, self.keys.events)
-        ]
+        reports = Tail(self.client, self.keys.reports, budget_s=SERVER_S)
+        verdicts = Tail(self.client, self.keys.verdicts, budget_s=SERVER_S)
+        events = EventTail(self.client, self.keys, budget_s=SERVER_S)
         began = answered = self.progress_at = time.monotonic()
         while True:
             self.stop.check()
             self._keep_server()
             done = self.trainer.poll() == 0
             try:
-                self._drain(*tails)
+                self._drain(reports, verdicts, events)
                 self._scale()
                 answered = time.monotonic()
             except RedisUnavailable:
@@ -376,16 +377,12 @@ class LocalRun:
         lost = "nothing is lost" if self.server.appendonly else "what was in flight is generated again"
         self.view.note(f"{died} and was started again; {lost}")
 
-    def _drain(self, reports: Tail, verdicts: Tail, events: Tail) -> None:
-        raw: Any = retrying(
-            lambda: self.client.hgetall(self.keys.samplers), budget_s=SERVER_S, what="reading samplers"
-        )
-        self.statuses = [decode_status(value) for value in raw.values()]
+    def _drain(self, reports: Tail, verdicts: Tail, events: EventTail) -> None:
+        self.statuses = read_statuses(self.client, self.keys, budget_s=SERVER_S)
         self.recorder.samplers.update(self.statuses)
         self.checks.update(budget_s=SERVER_S)
         self.recorder.check_counts = self.checks.counts()
-        for entry in events.read(block_s=None):
-            event = decode(Event, entry.fields).header
+        for event in events.read():
             if event.level != "info":
                 self.view.note(f"{event.source}: {event.text}")
         # One at a time: the server may go away in between, and none that was read may be forgotten.

@@ -25,6 +25,7 @@ from typing import Any
 import redis
 
 from leeway.config import RunConfig
+from leeway.statuses import remove_status, write_status
 from leeway.streams import Keys, Tail, retrying
 from leeway.tasks import RewardPool
 from leeway_sampler import metrics
@@ -169,10 +170,7 @@ class Sampler:
         status = self.counters.status(
             self.name, ready=self.ready, engine=self.engine, watcher=self.watcher, probe=self.prober.result
         )
-        await self._redis(
-            "writing the heartbeat",
-            lambda: self.client.hset(self.keys.samplers, self.name, status.model_dump_json()),
-        )
+        await asyncio.to_thread(write_status, self.client, self.keys, status, budget_s=self.budget_s)
 
     async def _redis(self, what: str, call: Callable[[], Any]) -> Any:
         return await asyncio.to_thread(retrying, call, budget_s=self.budget_s, what=what)
@@ -199,5 +197,5 @@ class Sampler:
             await self.pending.hand_back(rest)
 
     async def _leave(self) -> None:
-        await self._redis("removing the heartbeat", lambda: self.client.hdel(self.keys.samplers, self.name))
+        await asyncio.to_thread(remove_status, self.client, self.keys, self.name, budget_s=self.budget_s)
         log.info("left after %d responses of %d tokens", self.counters.tickets, self.counters.tokens)
