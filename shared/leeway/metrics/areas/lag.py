@@ -85,7 +85,7 @@ LAG_TAIL_FACTOR = Metric(
 LAG_KL = Metric("lag/kl", unit="nats/token", help="KL(pi_s || pi_theta), k3 estimate over drawn tokens.")
 LAG_CLIP_FRACTION = Metric(
     "lag/clip_fraction",
-    unit="share",
+    unit="share of tokens",
     help="Share of tokens whose gradient PPO's clip with the configured range would stop, for any method.",
     plot=Plot("Clipped tokens", "Tokens whose gradient the clip of the lag ratio stops.", "clipped"),
     series=(
