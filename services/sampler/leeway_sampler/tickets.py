@@ -189,7 +189,7 @@ class TicketWorker:
             else:
                 rollout = build_rollout(ticket, generation, reward, sampler=self.name, generate_s=seconds)
                 await self.pending.publish(entry, rollout)
-                metrics.GENERATE_S.observe(seconds)
+                metrics.generated(seconds)
                 self.counters.generated(tokens)
                 self.counters.tickets += 1
 

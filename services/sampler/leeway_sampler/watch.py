@@ -126,7 +126,7 @@ class WeightWatcher:
         with span("apply weights", attributes, kind="consumer", links=[manifest.traceparent], root=True):
             # Requests in flight belong to batches that the new version makes void.
             await self._weights.apply(manifest, inflight="abort", budget_s=self._budget_s)
-        metrics.APPLY_S.observe(time.monotonic() - began)
+        metrics.applied(time.monotonic() - began)
         log.info("loaded weights version %d (epoch %d)", manifest.version, manifest.epoch)
         self.passed, self.stuck = fence, None
         if not self.fenced:
