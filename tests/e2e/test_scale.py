@@ -1,4 +1,4 @@
-"""`leeway scale` and `leeway status` while a run on this machine goes on."""
+"""`leeway scale` and `leeway status` while a run on this machine is active."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import pytest
 from e2e_support import ROOT, Run, StartRun
 
-from leeway_host.launch.local import plan_samplers
+from leeway_host.launch.fleet import plan_samplers
 
 pytestmark = [pytest.mark.timeout(900)]
 
@@ -35,7 +35,7 @@ def status(run: Run) -> dict:  # type: ignore[type-arg]
 def test_one_to_two_to_one(start_run: StartRun) -> None:
     run = start_run("--steps", "2000")
     run.wait_for(lambda: len(run.rows()) >= 1, 300)
-    assert "told to have 2" in leeway("scale", "samplers", "2", str(run.out))
+    assert "requested 2 samplers" in leeway("scale", "samplers", "2", str(run.out))
     run.wait_for(lambda: len([s for s in status(run)["samplers"] if s["tickets"]]) == 2, 300)
     leeway("scale", "samplers", "1", str(run.out))
     run.wait_for(lambda: [s["sampler"] for s in status(run)["samplers"]] == ["sampler-0"], 120)
@@ -46,5 +46,5 @@ def test_one_to_two_to_one(start_run: StartRun) -> None:
     code, output = run.finish()
     assert code == 130, output
     assert "scaled to 2 samplers" in output and "scaled to 1 samplers" in output
-    assert not (run.out / ".place").exists()
+    assert not (run.out / ".address").exists()
     run.assert_nothing_left()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from leeway.errors import LeewayError
 from leeway.process import freeze_heap, secret, service_parser
 from leeway.telemetry.logs import setup_logging
-from leeway.telemetry.metrics import serve_metrics
+from leeway.telemetry.prometheus import serve_metrics
 from leeway.telemetry.tracing import start_tracing
 
 if TYPE_CHECKING:

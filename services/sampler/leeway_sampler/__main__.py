@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     from leeway.diagnose import tell_start
     from leeway.streams import Keys, client_name, connect
     from leeway.telemetry.logs import setup_logging
-    from leeway.telemetry.metrics import serve_metrics
+    from leeway.telemetry.prometheus import serve_metrics
     from leeway.telemetry.tracing import start_tracing
     from leeway_sampler.arguments import engine_environment
 
@@ -75,8 +75,8 @@ def main(argv: list[str] | None = None) -> int:
 async def serve(args: argparse.Namespace, config: RunConfig, client: redis.Redis) -> None:
     """Start the engine and serve until SIGTERM."""
     from leeway.health import serve_health
+    from leeway.rewards import RewardPool
     from leeway.streams import Keys
-    from leeway.tasks import RewardPool
     from leeway_sampler.engine import SamplerEngine
     from leeway_sampler.serve import Sampler
     from leeway_sampler.status import SamplerHealth

@@ -7,7 +7,7 @@ from typing import Any
 
 from leeway.config import RunConfig
 from leeway.messages import Rollout, RolloutHeader, Ticket
-from leeway.tasks import RewardResult
+from leeway.rewards import RewardResult
 from leeway.telemetry.tracing import span
 from leeway_sampler.generation import Generation
 

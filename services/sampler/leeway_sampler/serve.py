@@ -25,9 +25,9 @@ from typing import Any
 import redis
 
 from leeway.config import RunConfig
+from leeway.rewards import RewardPool
 from leeway.statuses import remove_status, write_status
 from leeway.streams import Keys, Tail, retrying
-from leeway.tasks import RewardPool
 from leeway_sampler import metrics
 from leeway_sampler.engine import EngineError, SamplerEngine
 from leeway_sampler.pending import PendingTickets

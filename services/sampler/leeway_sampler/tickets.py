@@ -25,8 +25,8 @@ from typing import Any
 
 from leeway.config import RunConfig
 from leeway.messages import Ticket, TicketHeader, decode
+from leeway.rewards import RewardPool, RewardResult
 from leeway.streams import Entry
-from leeway.tasks import RewardPool, RewardResult
 from leeway.telemetry.tracing import span
 from leeway.weights import VersionKey
 from leeway_sampler import metrics

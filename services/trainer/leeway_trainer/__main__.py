@@ -14,7 +14,7 @@ from pathlib import Path
 from leeway.errors import EXIT_OK, LeewayError
 from leeway.process import exit_on_sigterm, freeze_heap, limit_threads, secret, service_parser
 from leeway.telemetry.logs import setup_logging
-from leeway.telemetry.metrics import serve_metrics
+from leeway.telemetry.prometheus import serve_metrics
 from leeway.telemetry.tracing import start_tracing
 
 

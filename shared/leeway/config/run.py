@@ -14,7 +14,7 @@ from leeway.config.redis import RedisConfig
 from leeway.config.sampler import SamplerConfig
 from leeway.config.sampling import SamplingConfig
 from leeway.config.sync import SyncConfig
-from leeway.config.task import TaskConfig
+from leeway.config.task import AnyTask
 from leeway.config.telemetry import TelemetryConfig
 from leeway.config.trainer import TrainerConfig
 from leeway.config.weights import WeightsConfig
@@ -27,7 +27,7 @@ class RunConfig(Section):
     """Lower-case letters, digits and dashes; part of every Redis key."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     model: ModelConfig = Field(default_factory=ModelConfig)
-    task: TaskConfig
+    task: AnyTask
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     batch: BatchConfig = Field(default_factory=BatchConfig)
     correction: CorrectionConfig = Field(default_factory=CorrectionConfig)

@@ -1,0 +1,32 @@
+"""`leeway config ...`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leeway_host.cli.options import Sets
+
+app = typer.Typer(help="The configuration of a run.", no_args_is_help=True)
+
+
+@app.command("schema")
+def config_schema() -> None:
+    """Print the JSON schema of the configuration."""
+    from leeway.config import RunConfig
+
+    typer.echo(json.dumps(RunConfig.model_json_schema(), indent=2))
+
+
+@app.command("show")
+def config_show(file: Annotated[Path, typer.Argument(help="YAML file of a run.")], sets: Sets = None) -> None:
+    """Print the resolved values of a configuration (passwords hidden)."""
+    from leeway.config.load import dump_config, load_config, unused_settings
+
+    resolved = load_config(file, sets or [])
+    typer.echo(dump_config(resolved), nl=False)
+    for unused in unused_settings(resolved):
+        typer.echo(f"leeway: warning: {unused}", err=True)
