@@ -19,7 +19,7 @@ from leeway.errors import UsageError
 
 
 class HealthSource(Protocol):
-    """What the health server asks, from threads of its own."""
+    """What the health server asks, from its own threads."""
 
     def alive(self) -> bool:
         """Whether /healthz answers 200."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ANSWER_S = 4.0
-"""Seconds that a health page waits for the event loop; less than the timeouts of the chart's probes."""
+"""Seconds that a health page waits for the event loop: less than the chart's probes wait for the page."""
 
 
 class Counters:

@@ -42,9 +42,9 @@ from leeway_sampler.watch import WeightWatcher
 log = logging.getLogger(__name__)
 
 SETTLE_S = 0.5
-"""Seconds between two looks at whether the sampler is stopping."""
+"""Seconds between two looks at the work in progress, and after tickets were handed back."""
 ATTEMPTS = 3
-"""Generations of a ticket before the engine is considered broken: each one was cut by a weight update."""
+"""Responses drawn for a ticket before giving up: one counts only if its version alone drew all of it."""
 
 
 class Fate(Enum):

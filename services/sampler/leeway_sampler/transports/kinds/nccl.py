@@ -3,7 +3,7 @@
     stage      does the manifest's offer have a rank for this sampler?
     load       join the version's group -> receive -> leave the group
 
-Each version has a group of its own, so samplers can come and go between versions. There is no copy of the
+Each version has its own group, so samplers can come and go between versions. There is no copy of the
 previous version to put back. NOT VERIFIED: written without access to a machine with several GPUs.
 """
 
