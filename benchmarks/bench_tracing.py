@@ -179,7 +179,7 @@ def direct(run: RunConfig, endpoint: str) -> tuple[float, float]:
     """CPU seconds of the spans of one response, and of a step without its responses."""
     from leeway.messages import Ticket, TicketHeader
     from leeway.telemetry.tracing import add_link, messaging, span, start_tracing, traceparent
-    from leeway_sampler.serve import generate_span
+    from leeway_sampler.rollouts import generate_span
 
     os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = endpoint
     stop = start_tracing(run.telemetry, "bench", "bench", "bench", links=RESPONSES)

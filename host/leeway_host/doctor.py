@@ -18,6 +18,8 @@ from leeway.checks.result import ORDER, CheckResult, judge
 from leeway.config.load import load_config
 from leeway.errors import UsageError
 from leeway.messages import ReportHeader
+from leeway.metrics.areas.resync import WEIGHTS_VERSION
+from leeway.metrics.areas.tokens import TOKENS
 from leeway.statuses import read_statuses
 from leeway.streams import Keys, RedisUnavailable, connect, now
 from leeway_host.launch.record import read_rows
@@ -93,13 +95,13 @@ def diagnose_directory(directory: Path) -> Diagnosis:
 def report_of(row: dict[str, Any]) -> ReportHeader:
     """A row of metrics.jsonl as the report that it was written from."""
     metrics = {k: v for k, v in row.items() if isinstance(v, (int, float, str)) and "/" in k}
-    metrics["tokens"] = row.get("tokens", 0.0)
+    metrics[TOKENS] = row.get(TOKENS, 0.0)
     return ReportHeader.model_validate(
         {
             "event": "step",
             "epoch": row.get("epoch", 0),
             "step": row["step"],
-            "version": row.get("weights/version", 0),
+            "version": row.get(WEIGHTS_VERSION, 0),
             "metrics": metrics,
         }
     )

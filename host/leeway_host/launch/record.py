@@ -1,4 +1,4 @@
-"""What a run leaves behind: metrics.jsonl (a line a step) and summary.json (always written)."""
+"""The files of a run: metrics.jsonl, with one line per step, and summary.json, which is always written."""
 
 from __future__ import annotations
 
@@ -11,29 +11,25 @@ from typing import Any
 
 from leeway.config import RunConfig
 from leeway.messages import ReportHeader, SamplerStatus, VerdictHeader
+from leeway.metrics import all_metrics
+from leeway.metrics.areas.lag import ESS_BY_LEVEL
+from leeway.metrics.areas.resync import SYNC_REASON, VERDICT_ACTION, WEIGHTS_VERSION
+from leeway.metrics.areas.sampler import SAMPLER_TOKENS_PER_S
+from leeway.metrics.areas.time import TIME_STEP_S, TIME_WAIT_S
+from leeway.metrics.areas.tokens import TOKENS, TOKENS_VOIDED
 
 Row = dict[str, Any]
-PER_STEP = {
-    "reward": "reward/mean",
-    "ess_token": "lag/ess_tok",
-    "ess_sequence": "lag/ess_seq",
-    "lag_var": "lag/var",
-    "discrepancy_kl": "disc/kl",
-    "weight_age": "lag/age",
-    "versions": "weights/version",
-}
-"""Lists of the summary, one value a step, and the metrics that they come from."""
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace a file in one step, so that a reader never sees half of it."""
+    """Replace a file atomically, so that a reader never sees a partial one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Rows of a metrics.jsonl; a last line that was cut off by a crash is left out."""
+    """Rows of a metrics.jsonl, without a last line that was cut off by a crash."""
     if not path.exists():
         return []
     rows = []
@@ -54,14 +50,14 @@ def _read_summary(path: Path) -> Row:
 
 
 class SamplerTotals:
-    """Sums over samplers of counters that start at 0 again when a sampler restarts."""
+    """Sums over samplers of counters that restart at 0 when a sampler restarts."""
 
     def __init__(self) -> None:
         self._last: dict[str, SamplerStatus] = {}
         self._done = {"tokens": 0.0, "tokens_voided": 0.0, "busy_s": 0.0, "uptime_s": 0.0}
 
     def update(self, statuses: Iterable[SamplerStatus]) -> None:
-        """Take in the current heartbeats."""
+        """Add the current heartbeats."""
         for status in statuses:
             before = self._last.get(status.sampler)
             if before is not None and status.uptime_s < before.uptime_s:
@@ -70,11 +66,11 @@ class SamplerTotals:
             self._last[status.sampler] = status
 
     def __getitem__(self, name: str) -> float:
-        return self._done[name] + sum(getattr(status, name) for status in self._last.values())
+        return self._done[name] + sum(float(getattr(status, name)) for status in self._last.values())
 
 
 class Recorder:
-    """Collects a run's reports and verdicts; `DIR` holds metrics.jsonl and summary.json."""
+    """Writes metrics.jsonl and summary.json in `out` from a run's reports and verdicts."""
 
     def __init__(self, out: Path, config: RunConfig, run_id: str = "") -> None:
         self.out, self.config, self.run_id = out, config, run_id
@@ -83,8 +79,8 @@ class Recorder:
         self._before = _read_summary(out / "summary.json") if self.rows else {}
         self.started_at = time.monotonic()
         self.check_counts: dict[str, int] = {}
-        """Measures of the infrastructure checks by their worst status so far, as metrics."""
-        self._waiting: Row | None = None
+        """Number of infrastructure checks by their worst status so far, as metrics of a step."""
+        self._pending: Row | None = None
         self._epoch = -1
         self._tokens_mark = (time.monotonic(), 0.0)
 
@@ -93,40 +89,40 @@ class Recorder:
         return self.out / "metrics.jsonl"
 
     def started(self, next_step: int) -> None:
-        """The trainer (re)started before batch `next_step`: later rows are of a past that was lost."""
-        self._waiting = None
+        """The trainer (re)started before batch `next_step`: drop the rows of the steps it trains again."""
+        self._pending = None
         self.rows = [row for row in self.rows if row["step"] < next_step]
         write_atomic(self.metrics_path, "".join(json.dumps(row) + "\n" for row in self.rows))
 
     def step(self, report: ReportHeader) -> None:
-        """A step was trained; its row is written with its verdict, or at the latest before the next step."""
+        """A step was trained; its row is written with its verdict, and without one before the next step."""
         self.flush()
         self._epoch = report.epoch
         now = time.monotonic()
         since, tokens = self._tokens_mark
         self._tokens_mark = (now, self.samplers["tokens"])
         rate = (self.samplers["tokens"] - tokens) / max(now - since, 1e-6)
-        self._waiting = {
+        self._pending = {
             "step": report.step,
             "epoch": report.epoch,
             "time": round(time.time(), 3),
             **report.metrics,
             **self.check_counts,
-            "weights/version": report.version,
-            "sampler/tokens_per_s": round(rate, 1),
+            WEIGHTS_VERSION: report.version,
+            SAMPLER_TOKENS_PER_S: round(rate, 1),
         }
 
     def verdict(self, verdict: VerdictHeader) -> Row | None:
-        """The verdict on the waiting row; returns the finished row."""
-        if self._waiting is None or verdict.step != self._waiting["step"]:
+        """Add the verdict to the pending row, write it and return it; None if it is for another step."""
+        if self._pending is None or verdict.step != self._pending["step"]:
             return None
-        self._waiting["verdict/action"] = verdict.action
-        self._waiting["sync/reason"] = verdict.reason
+        self._pending[VERDICT_ACTION] = verdict.action
+        self._pending[SYNC_REASON] = verdict.reason
         return self.flush()
 
     def flush(self) -> Row | None:
-        """Write the waiting row, if any."""
-        row, self._waiting = self._waiting, None
+        """Write the pending row, if any, and return it."""
+        row, self._pending = self._pending, None
         if row is not None:
             self.rows.append(row)
             with self.metrics_path.open("a", encoding="utf-8") as file:
@@ -134,13 +130,13 @@ class Recorder:
         return row
 
     def summary(self, status: str, error: str | None = None) -> dict[str, Any]:
-        """The summary of what was recorded so far."""
+        """The summary of everything recorded so far."""
         rows = self.rows
         wall = time.monotonic() - self.started_at
-        trainer_time = sum(_number(row, "time/step_s") for row in rows)
-        waited = sum(_number(row, "time/wait_s") for row in rows)
+        trainer_time = sum(_number(row, TIME_STEP_S) for row in rows)
+        waited = sum(_number(row, TIME_WAIT_S) for row in rows)
         uptime = self.samplers["uptime_s"]
-        trained = int(sum(_number(row, "tokens") for row in rows))
+        trained = int(sum(_number(row, TOKENS) for row in rows))
         return {
             "schema_version": 1,
             "status": status,
@@ -152,18 +148,18 @@ class Recorder:
             "model": self.config.model.name,
             "seed": self.config.seed,
             "wall_s": round(wall + self._earlier("wall_s"), 1),
-            **{name: [row.get(metric) for row in rows] for name, metric in PER_STEP.items()},
+            **_per_step(rows),
             "resyncs": [
                 {
                     "step": row["step"],
-                    "version": row["weights/version"] + 1,
-                    "reason": row.get("sync/reason"),
-                    "ess": row.get(_ess_metric(self.config)),
+                    "version": row[WEIGHTS_VERSION] + 1,
+                    "reason": row.get(SYNC_REASON),
+                    "ess": row.get(ESS_BY_LEVEL[self.config.sync.ess_level]),
                 }
                 for row in rows
-                if row.get("verdict/action") == "resync"
+                if row.get(VERDICT_ACTION) == "resync"
             ],
-            # Samplers tell theirs with a heartbeat, which may not have come yet for the last batch.
+            # Samplers count with their heartbeats, which may lag behind the last batch.
             "tokens_generated": max(
                 int(self.samplers["tokens"] + self._earlier("tokens_generated")), trained
             ),
@@ -171,18 +167,21 @@ class Recorder:
             "tokens_voided": int(
                 self._earlier("tokens_voided")
                 + self.samplers["tokens_voided"]
-                + sum(_number(row, "tokens/voided") for row in rows if row["epoch"] == self._epoch)
+                + sum(_number(row, TOKENS_VOIDED) for row in rows if row["epoch"] == self._epoch)
             ),
             "sampler_busy_fraction": round(self.samplers["busy_s"] / uptime, 4) if uptime else None,
             "trainer_busy_fraction": round(1 - waited / trainer_time, 4) if trainer_time else None,
         }
 
     def _earlier(self, name: str) -> float:
-        # What the run had counted before it was resumed.
+        # The count of the run before it was resumed.
         return _number(self._before, name)
 
     def finish(self, status: str, error: str | None = None, write: bool = True) -> dict[str, Any]:
-        """The summary, also as summary.json unless `write` is false or the disk refuses."""
+        """Write the last row and, if `write`, summary.json; returns the summary.
+
+        A disk error turns the summary's status into failed.
+        """
         try:
             self.flush()
             summary = self.summary(status, error)
@@ -198,5 +197,7 @@ def _number(row: Row, name: str) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
-def _ess_metric(config: RunConfig) -> str:
-    return "lag/ess_tok" if config.sync.ess_level == "token" else "lag/ess_seq"
+def _per_step(rows: list[Row]) -> dict[str, list[Any]]:
+    # Key of the summary -> one value per step.
+    shown = [metric for metric in all_metrics().values() if metric.summary is not None]
+    return {str(metric.summary): [row.get(metric) for row in rows] for metric in shown}

@@ -1,4 +1,4 @@
-"""The live view of a run: one table on a terminal, one line a step elsewhere, JSON lines with --json."""
+"""The live view of a run: a table on a terminal, otherwise one line per step, or JSON lines with --json."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections import deque
+from functools import lru_cache
 from typing import Any, Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -13,50 +14,51 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from leeway.metrics import Column, all_metrics
+from leeway.metrics.areas.resync import SYNC_REASON, VERDICT_ACTION
+
 Row = dict[str, Any]
-COLUMNS = (
-    ("step", "step", "d"),
-    ("reward", "reward/mean", ".3f"),
-    ("ESS tok", "lag/ess_tok", ".3f"),
-    ("ESS seq", "lag/ess_seq", ".3f"),
-    ("age", "lag/age", "d"),
-    ("version", "weights/version", "d"),
-    ("sampler tok/s", "sampler/tokens_per_s", ".0f"),
-    ("trainer tok/s", "trainer/tokens_per_s", ".0f"),
-)
 
 
 class View(Protocol):
-    """Where a run shows what it does."""
+    """Where a run shows its progress."""
 
     def status(self, text: str) -> None:
-        """What is going on right now."""
+        """Replace the status line."""
 
     def note(self, text: str) -> None:
-        """Something worth keeping on screen: a restart, a lost sampler."""
+        """Print a line that stays on screen: a restart, a lost sampler."""
 
     def row(self, row: Row) -> None:
-        """A step was trained."""
+        """Show a step that was trained."""
 
     def close(self) -> None:
-        """No more calls follow."""
+        """End the view; no calls follow."""
+
+
+@lru_cache(maxsize=1)
+def columns() -> tuple[tuple[str, Column], ...]:
+    """(metric, column) in the order of the table."""
+    shown = ((metric, metric.column) for metric in all_metrics().values())
+    found = [(str(metric), column) for metric, column in shown if column is not None]
+    return tuple(sorted(found, key=lambda entry: entry[1].place))
 
 
 def cell(row: Row, metric: str, form: str) -> str:
-    """A number as text, `-` when it is not there."""
+    """A metric of a row as text; `-` if it is missing or not a number."""
     value = row.get(metric)
     return format(int(value) if form == "d" else value, form) if isinstance(value, (int, float)) else "-"
 
 
 def verdict_text(row: Row) -> str:
     """`continue`, or `resync (ess)`."""
-    action = row.get("verdict/action") or "-"
-    reason = row.get("sync/reason")
+    action = row.get(VERDICT_ACTION) or "-"
+    reason = row.get(SYNC_REASON)
     return f"{action} ({reason})" if reason else str(action)
 
 
 class LiveView:
-    """A table that renews itself on a terminal."""
+    """A table on a terminal, refreshed four times a second."""
 
     def __init__(self, console: Console, steps: int, keep: int = 20) -> None:
         self.steps = steps
@@ -67,14 +69,13 @@ class LiveView:
 
     def render(self) -> RenderableType:
         table = Table(title=f"{len(self.rows) and self.rows[-1]['step'] + 1} of {self.steps} steps")
-        for title, _, _ in COLUMNS:
+        for title in ("step", *(column.title for _, column in columns())):
             table.add_column(title, justify="right")
         table.add_column("verdict")
-        for shown in self.rows:
-            row = {**shown, "step": shown["step"] + 1}
-            style = "yellow" if row.get("verdict/action") == "resync" else None
-            cells = [cell(row, metric, form) for _, metric, form in COLUMNS]
-            table.add_row(*cells, verdict_text(row), style=style)
+        for row in self.rows:
+            style = "yellow" if row.get(VERDICT_ACTION) == "resync" else None
+            cells = [cell(row, metric, column.form) for metric, column in columns()]
+            table.add_row(str(row["step"] + 1), *cells, verdict_text(row), style=style)
         return Group(table, Text(self.line, style="dim"))
 
     def status(self, text: str) -> None:
@@ -91,7 +92,7 @@ class LiveView:
 
 
 class PlainView:
-    """One line per event, for logs. A reader that goes away does not end the run."""
+    """One line per event, for logs. The run continues when its output is closed."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -100,7 +101,7 @@ class PlainView:
     def _print(self, stream: str, text: str) -> None:
         try:
             print(text, file=getattr(sys, stream), flush=True)
-        except OSError:  # a closed pipe, a terminal that is gone
+        except OSError:  # a closed pipe or terminal
             setattr(sys, stream, io.StringIO())
 
     def status(self, text: str) -> None:
@@ -112,7 +113,7 @@ class PlainView:
         self._print("stderr", text)
 
     def row(self, row: Row) -> None:
-        cells = (f"{title} {cell(row, metric, form)}" for title, metric, form in COLUMNS[1:])
+        cells = (f"{column.title} {cell(row, metric, column.form)}" for metric, column in columns())
         text = f"step {row['step'] + 1}/{self.steps}  " + "  ".join(cells)
         self._print("stdout", f"{text}  {verdict_text(row)}")
 
@@ -128,7 +129,7 @@ class JsonView(PlainView):
 
 
 def open_view(steps: int, as_json: bool) -> View:
-    """The view that fits where the output goes."""
+    """The view that suits the output: JSON lines, a table on a terminal, or plain lines."""
     if as_json:
         return JsonView(steps)
     console = Console()

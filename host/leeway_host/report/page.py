@@ -1,4 +1,4 @@
-"""The HTML page."""
+"""The HTML page of a run's report: key figures, plots, resyncs, checks, metrics, configuration."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from leeway.checks.result import ORDER
-from leeway_host.report.plots import PANELS
+from leeway.metrics import find_metric
+from leeway.metrics.areas.reward import REWARD_MEAN
+from leeway_host.report.plots import panels
 from leeway_host.report.read import Run, read_run
 
 FILE_NAME = "report.html"
+ROW_FIELDS = {"step", "epoch", "time"}
+"""Fields that identify a row of metrics.jsonl."""
 
 
 def write_report(run_dir: str | Path) -> Path:
-    """Write DIR/report.html from the run's metrics.jsonl, summary.json and config.yaml; its path.
+    """Write DIR/report.html from the run's metrics.jsonl, summary.json and config.yaml; returns its path.
 
-    The page needs no network. Files that are missing or cut off are named on it. ReportError if DIR does
-    not exist or is no run's output directory.
+    The page needs no network and names the files that are missing or cut off. Raises ReportError if the
+    directory does not exist or is not a run's output directory.
     """
     run = read_run(run_dir)
     target = run.directory / FILE_NAME
@@ -30,7 +34,7 @@ def write_report(run_dir: str | Path) -> Path:
 
 
 def build_page(run: Run) -> str:
-    """The whole page as text."""
+    """The HTML of the whole page."""
     from plotly.offline import get_plotlyjs
 
     style = files("leeway_host.report").joinpath("report.css").read_text(encoding="utf-8")
@@ -48,6 +52,7 @@ def build_page(run: Run) -> str:
             plots or '<p class="empty">No step was trained, so there is nothing to plot.</p>',
             _build_resyncs(run),
             _build_checks(run),
+            _build_metrics(run),
             _build_config(run),
             "</body></html>",
         ]
@@ -55,7 +60,7 @@ def build_page(run: Run) -> str:
 
 
 def summarise(run: Run) -> list[tuple[str, str]]:
-    """The figures at the top of the page: (label, value)."""
+    """The key figures at the top of the page: (label, value)."""
     summary = run.summary
     facts = [
         ("method", summary.get("method") or run.setting("correction", "method")),
@@ -100,7 +105,7 @@ def _build_notices(run: Run) -> str:
 
 def _build_plots(run: Run) -> str:
     cards = []
-    for panel in PANELS:
+    for panel in panels():
         figure = panel.draw(run) if run.rows else None
         if figure is None:
             continue
@@ -147,6 +152,27 @@ def _build_checks(run: Run) -> str:
     )
 
 
+def _build_metrics(run: Run) -> str:
+    """Every number that the run recorded, with the catalogue's unit and meaning."""
+    rows = []
+    for name in sorted({name for row in run.rows for name in row} - ROW_FIELDS):
+        values = [value for value in run.column(name) if value is not None]
+        if values:
+            metric = find_metric(name)
+            numbers = (values[0], values[-1], min(values), max(values))
+            cells = [name, *(f"{value:.4g}" for value in numbers)]
+            cells += [metric.unit, metric.help] if metric else ["", ""]
+            rows.append("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in cells) + "</tr>")
+    if not rows:
+        return ""
+    titles = ("metric", "first", "last", "lowest", "highest", "unit", "meaning")
+    head = "<tr>" + "".join(f"<th>{title}</th>" for title in titles) + "</tr>"
+    return (
+        f'<section class="card wide"><h2>Metrics</h2><details><summary>{len(rows)} recorded</summary>'
+        f"<table>{head}{''.join(rows)}</table></details></section>"
+    )
+
+
 def _build_config(run: Run) -> str:
     if not run.config_text:
         return ""
@@ -158,7 +184,7 @@ def _build_config(run: Run) -> str:
 
 
 def _reward_change(run: Run) -> str | None:
-    rewards = [value for value in run.column("reward/mean") if value is not None]
+    rewards = [value for value in run.column(REWARD_MEAN) if value is not None]
     if len(rewards) < 4:
         return None
     quarter = max(1, len(rewards) // 4)

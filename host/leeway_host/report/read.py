@@ -1,4 +1,4 @@
-"""What a run left behind, read so that a failed or half-finished run can be shown too."""
+"""Reads the output directory of a run, including that of a run that failed or is still in progress."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 from leeway.checks.board import FILE_NAME as CHECKS_FILE
 from leeway.checks.board import Records, read_records
 from leeway.errors import UsageError
+from leeway.metrics.areas.lag import LAG_ESS_TOK
+from leeway.metrics.areas.resync import SYNC_REASON, VERDICT_ACTION
 
 Row = dict[str, Any]
 
@@ -18,7 +20,7 @@ DEFAULT_ESS_THRESHOLD = 0.5
 
 
 class ReportError(UsageError, ValueError):
-    """There is nothing to report on; says where it was looked for."""
+    """The directory is missing or is not a run's output directory."""
 
 
 @dataclass(frozen=True)
@@ -33,41 +35,42 @@ class Run:
     config: dict[str, Any]
     config_text: str
     problems: list[str] = field(default_factory=list)
-    """What is missing or unreadable, for the reader."""
+    """Files and lines that are missing or unreadable, as text for the page."""
     checks: Records = field(default_factory=dict)
     """Results of the infrastructure checks; empty if none were recorded."""
 
     @property
     def resyncs(self) -> list[dict[str, Any]]:
-        """{step, version, reason, ess} of every resync; from the metrics if there is no summary."""
-        if isinstance(self.summary.get("resyncs"), list):
-            return self.summary["resyncs"]
+        """{step, version, reason, ess} of every resync, from summary.json or else from the metrics."""
+        listed = self.summary.get("resyncs")
+        if isinstance(listed, list):
+            return listed
         return [
             {
                 "step": row["step"],
                 "version": None,
-                "reason": row.get("sync/reason"),
-                "ess": row.get("lag/ess_tok"),
+                "reason": row.get(SYNC_REASON),
+                "ess": row.get(LAG_ESS_TOK),
             }
             for row in self.rows
-            if row.get("verdict/action") == "resync"
+            if row.get(VERDICT_ACTION) == "resync"
         ]
 
     @property
     def ess_threshold(self) -> float | None:
-        """`sync.ess_threshold`; None if the run had switched it off."""
+        """`sync.ess_threshold`; None if it is switched off."""
         sync = self.config.get("sync")
         if isinstance(sync, dict) and "ess_threshold" in sync:
-            return sync["ess_threshold"]
+            return _finite(sync["ess_threshold"])
         return DEFAULT_ESS_THRESHOLD
 
     def setting(self, section: str, key: str) -> Any:
-        """A value of the configuration; None if it is not known."""
+        """A value of the configuration; None if it is missing."""
         values = self.config.get(section)
         return values.get(key) if isinstance(values, dict) else None
 
     def column(self, metric: str) -> list[float | None]:
-        """One value per row; None where it is missing or not finite."""
+        """One value per row; None where the metric is missing or not finite."""
         return [_finite(row.get(metric)) for row in self.rows]
 
     def has(self, metric: str) -> bool:
@@ -76,7 +79,10 @@ class Run:
 
 
 def read_run(directory: str | Path) -> Run:
-    """Read DIR/metrics.jsonl, summary.json and config.yaml; each may be missing, but not all three."""
+    """Read metrics.jsonl, summary.json and config.yaml of a directory; at least one of them must exist.
+
+    Raises ReportError otherwise.
+    """
     path = Path(directory)
     if not path.is_dir():
         raise ReportError(f"{path} is not a directory (looked in {Path.cwd()})")
@@ -106,7 +112,7 @@ def _read_rows(path: Path, problems: list[str]) -> list[Row]:
             row = json.loads(line)
             by_step[int(row["step"])] = row
         except (ValueError, KeyError, TypeError):
-            problems.append(f"{path.name}, line {number} is not a step's metrics (cut off?) and was left out")
+            problems.append(f"{path.name}, line {number} is not a step's metrics (cut off?) and is left out")
     return [by_step[step] for step in sorted(by_step)]
 
 

@@ -39,7 +39,7 @@ class TicketIssuer:
                     add_fields(pipe, self.store.keys.tickets, encode(ticket))
 
             self.store.commit(state.issued(batch), effects)
-        metrics.BATCHES.inc()
+        metrics.batch_issued()
         log.debug("batch %d issued under version %d", batch, state.current)
 
     def _plan(self, batch: int) -> list[Ticket]:

@@ -20,7 +20,7 @@ from leeway.health import Health, serve_health
 from leeway.kube import Cluster, default_namespace, load_client
 from leeway.process import freeze_heap, secret
 from leeway.streams import Keys, client_name, connect
-from leeway.telemetry.metrics import serve_metrics
+from leeway.telemetry.prometheus import serve_metrics
 from leeway.telemetry.tracing import start_tracing
 from leeway_controller.check_feed import CheckFeed, text_round_trip
 from leeway_controller.lease import Leadership

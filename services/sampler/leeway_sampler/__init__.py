@@ -1,1 +1,1 @@
-"""The sampler: one vLLM engine at one committed weight version, fed with tickets through Redis."""
+"""The sampler: one vLLM engine at one committed weight version, which answers tickets from Redis."""

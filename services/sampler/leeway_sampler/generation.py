@@ -1,4 +1,4 @@
-"""What one request gave, as arrays, and how it is read from the engine's log-probabilities."""
+"""Generation: a finished response as arrays, and how it is read and checked from vLLM's output."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ from leeway.messages import draw_digest
 FinishReason = Literal["stop", "length"]
 Span = tuple[int, int, int]
 TIE_MARGIN = 32
-"""Tokens asked for beyond top_k: the engine keeps all tokens that tie with the last one of the top k."""
+"""Tokens requested beyond top_k: vLLM keeps every token that ties with the last of the top k."""
 
 
 class LogProbError(LeewayError):
-    """The engine reported something that is not a log-probability, or not all that was asked for."""
+    """The engine reported invalid log-probabilities, or fewer than requested."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """What the sampler must report per token. `vocab_size`: columns of the engine's logits."""
+    """What the sampler reports per token: up to `tokens` tokens that hold a mass of 1 - `eps`.
+
+    `truncated`: sampling settings cut the distribution, and its whole support is reported. `vocab_size`:
+    columns of the engine's logits.
+    """
 
     tokens: int
     eps: float
@@ -33,15 +37,15 @@ class Head:
 
     @property
     def requested(self) -> int:
-        """Top tokens to ask the engine for: one -inf among them proves that a support is complete."""
+        """Top tokens to request from the engine. One -inf among them proves that a support is complete."""
         return min(self.vocab_size, self.tokens + (TIE_MARGIN if self.truncated else 0))
 
 
 @dataclass(frozen=True)
 class Generation:
-    """A finished response of T tokens; the final EOS token is one of them when it was drawn.
+    """A finished response of T tokens, including the final EOS token if it was drawn.
 
-    token_ids i32 [T]; logp f32 [T], log mu of each drawn token in nats; the head of mu per token, most
+    token_ids i32 [T]; logp f32 [T], log mu of each drawn token in nats; the head of mu at each token, most
     likely first: head_offsets i32 [T+1], head_ids i32 [M], head_logp f32 [M]. `spans`: (start, end, version).
     """
 
@@ -53,18 +57,19 @@ class Generation:
     finish_reason: FinishReason
     spans: tuple[Span, ...]
     support_complete: bool
-    """The head of every token is the whole distribution that it was drawn from."""
+    """Whether every head is the complete distribution that its token was drawn from."""
     digest: str = ""
-    """`draw_digest` of tokens and log-probs, straight from the engine's output."""
+    """`draw_digest` of tokens and log-probabilities, as the engine returned them."""
 
 
 def trim_heads(
     ids: NDArray[np.int32], logp: NDArray[np.float32], head: Head
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32], bool]:
-    """Cut sorted top tokens [T, K] to ragged heads: (offsets [T+1], ids [M], logp [M], complete).
+    """Trim sorted top tokens [T, K] to ragged heads: (offsets [T+1], ids [M], logp [M], complete).
 
     Full distribution: the smallest set with mass >= 1 - eps, at most `tokens`. Truncated distribution: all
-    tokens that can be drawn. Raises LogProbError when a support does not fit or a value is not finite.
+    tokens with a probability above 0. Raises LogProbError when a support does not fit in K tokens or a value
+    is not finite.
     """
     rows, width = logp.shape
     if head.truncated:
@@ -73,8 +78,8 @@ def trim_heads(
         whole = width == head.vocab_size or bool((counts < width).all())
         if not whole:
             raise LogProbError(
-                f"more than {width} tokens can be drawn at {int((counts == width).sum())} positions: the "
-                "support cannot be reported in full; lower top_k or raise head_tokens"
+                f"more than {width} tokens can be drawn at {int((counts == width).sum())} positions, so "
+                "their support cannot be reported in full: lower sampling.top_k or raise sampling.head_tokens"
             )
     else:
         whole = False
@@ -91,23 +96,24 @@ def trim_heads(
 
 
 def read_logprobs(flat: Any, tokens: Sequence[int], head: Head) -> tuple[NDArray[Any], ...]:
-    """vLLM's FlatLogprobs of one response to (logp [T], top ids [T, K], top logp [T, K]).
+    """vLLM's FlatLogprobs of one response as (logp [T], top ids [T, K], top logp [T, K]).
 
-    Each position holds the drawn token first, then the top K. Raises LogProbError for missing positions or
-    tokens, another drawn token, and values that are NaN, null, infinite or positive at a drawn token.
+    Each position has the drawn token first, then the top K. Raises LogProbError for missing positions or
+    tokens, for a drawn token that differs from `tokens`, for a log-probability of a drawn token that is NaN,
+    null, infinite or positive, and for NaN or null among the top K.
     """
     width, count = head.requested + 1, len(tokens)
     sizes = np.subtract(flat.end_indices, flat.start_indices)
     if sizes.size != count or (sizes != width).any():
         raise LogProbError(
             f"{count} tokens came with log-probabilities for {sizes.size} positions of {set(sizes.tolist())} "
-            f"tokens, expected {width} each"
+            f"tokens each; expected {count} positions of {width} tokens"
         )
     ids = np.array(flat.token_ids, dtype=np.int32).reshape(count, width)
     values = np.array(flat.logprobs, dtype=np.float32).reshape(count, width)  # null becomes NaN
     drawn = values[:, 0]
     if (ids[:, 0] != np.asarray(tokens, dtype=np.int32)).any():
-        raise LogProbError("the engine's log-probabilities belong to other tokens than it drew")
+        raise LogProbError("the engine's log-probabilities belong to different tokens from the ones it drew")
     valid = np.isfinite(drawn) & (drawn <= 1e-3)
     if not valid.all():
         at = int(np.argmin(valid))
@@ -121,12 +127,12 @@ def read_logprobs(flat: Any, tokens: Sequence[int], head: Head) -> tuple[NDArray
 
 
 def read_spans(spans: Any, count: int) -> tuple[Span, ...]:
-    """vLLM's weight-version spans as (start, end, version). Raises LogProbError when some are missing."""
+    """vLLM's weight-version spans as (start, end, version). Raises LogProbError when they leave gaps."""
     found = [(int(s.start), int(s.end), str(s.version)) for s in spans or []]
     if not all(version.isdecimal() for _, _, version in found):
-        raise LogProbError(f"tokens were drawn before any weight version was applied: {found}")
+        raise LogProbError(f"tokens were drawn before a weight version was loaded: {found}")
     if [start for start, _, _ in found] + [count] != [0] + [end for _, end, _ in found]:
-        raise LogProbError(f"weight versions {found} do not cover {count} tokens")
+        raise LogProbError(f"weight versions {found} do not cover all {count} tokens")
     return tuple((start, end, int(version)) for start, end, version in found)
 
 

@@ -1,46 +1,40 @@
-"""What a sampler shows at /metrics."""
+"""Prometheus metrics of a sampler."""
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge, Histogram
-
+from leeway.metrics.areas.sampler import (
+    SAMPLER_APPLY_WEIGHTS_SECONDS,
+    SAMPLER_BUSY_SECONDS,
+    SAMPLER_GENERATE_SECONDS,
+    SAMPLER_GENERATED_TOKENS,
+    SAMPLER_READY,
+    SAMPLER_RESPONSES,
+    SAMPLER_RESPONSES_IN_FLIGHT,
+    SAMPLER_WEIGHT_VERSION,
+)
+from leeway.telemetry.prometheus import Exporter
 from leeway_sampler.status import Counters
 
-RESPONSES = Counter(
-    "leeway_sampler_responses", "Responses published, and tickets that were void", ["outcome"]
-)
-TOKENS = Counter(
-    "leeway_sampler_generated_tokens", "Tokens drawn; void: of responses not published", ["outcome"]
-)
-IN_FLIGHT = Gauge("leeway_sampler_responses_in_flight", "Tickets that this sampler works on")
-READY = Gauge("leeway_sampler_ready", "1 while it holds the newest version and takes tickets")
-VERSION = Gauge("leeway_sampler_weight_version", "Weight version in the engine; -1: none")
-BUSY = Counter("leeway_sampler_busy_seconds", "Time with at least one ticket in work")
-GENERATE_S = Histogram(
-    "leeway_sampler_generate_seconds",
-    "From a ticket's start to its response",
-    buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900),
-)
-APPLY_S = Histogram(
-    "leeway_sampler_apply_weights_seconds",
-    "From a broadcast's manifest to the weights in the engine",
-    buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120),
-)
-_told: dict[str, float] = {}
+EXPORTER = Exporter("sampler")
 
 
 def observe(counters: Counters, ready: bool, version: int | None) -> None:
-    """The counters as of now."""
-    IN_FLIGHT.set(counters.inflight)
-    READY.set(ready)
-    VERSION.set(-1 if version is None else version)
-    _to(RESPONSES.labels("published"), "responses", counters.tickets)
-    _to(RESPONSES.labels("void"), "void", counters.tickets_voided)
-    _to(TOKENS.labels("published"), "tokens", counters.tokens - counters.tokens_voided)
-    _to(TOKENS.labels("void"), "void_tokens", counters.tokens_voided)
-    _to(BUSY, "busy", counters.busy_s)
+    """Record the counters as of now."""
+    EXPORTER.record(SAMPLER_RESPONSES_IN_FLIGHT, counters.inflight)
+    EXPORTER.record(SAMPLER_READY, ready)
+    EXPORTER.record(SAMPLER_WEIGHT_VERSION, -1 if version is None else version)
+    EXPORTER.record_total(SAMPLER_RESPONSES, counters.tickets, "published")
+    EXPORTER.record_total(SAMPLER_RESPONSES, counters.tickets_voided, "void")
+    EXPORTER.record_total(SAMPLER_GENERATED_TOKENS, counters.tokens - counters.tokens_voided, "published")
+    EXPORTER.record_total(SAMPLER_GENERATED_TOKENS, counters.tokens_voided, "void")
+    EXPORTER.record_total(SAMPLER_BUSY_SECONDS, counters.busy_s)
 
 
-def _to(counter: Counter, name: str, total: float) -> None:
-    counter.inc(max(0.0, total - _told.get(name, 0.0)))
-    _told[name] = total
+def generated(seconds: float) -> None:
+    """Record the time from a ticket's start to its response."""
+    EXPORTER.record(SAMPLER_GENERATE_SECONDS, seconds)
+
+
+def applied(seconds: float) -> None:
+    """Record the time from a broadcast's manifest to the weights in the engine."""
+    EXPORTER.record(SAMPLER_APPLY_WEIGHTS_SECONDS, seconds)

@@ -1,7 +1,9 @@
-"""Prober: draws from one fixed prefix, compared with what the engine reports about it.
+"""Prober: draws many tokens after one fixed prefix and compares their counts with the reported probabilities.
 
-The check needs neither trainer nor weights of its own: whatever the engine's distribution is, tokens must be
-drawn as often as their reported probabilities say.
+    due | asked -> run -> result        once per version, and whenever the controller asks
+
+The check needs no reference model: whatever the engine's distribution is, it must draw tokens as often as the
+probabilities that it reports for them.
 """
 
 from __future__ import annotations
@@ -24,15 +26,16 @@ from leeway_sampler.generation import Generation, LogProbError
 log = logging.getLogger(__name__)
 
 AT_ONCE = 32
-"""Draws in flight, so that tickets and heartbeats do not wait behind a probe."""
+"""Maximum number of draws in flight, so that tickets and heartbeats do not queue behind a probe."""
 INTERVAL_S = 60.0
-"""Least time between two probes that nobody asked for."""
+"""Minimum time between two probes that nobody asked for."""
 
 
 class Prober:
-    """The probe of one engine, from half of the first prompt that it was given. `result` is the last.
+    """Probes one engine, after the first half of the first prompt that it served.
 
-    due | asked -> True: `run` must follow, and until it has ended both say False
+    When `due` or `asked` returns True, the caller must call `run`; both return False until it has ended.
+    `draws`: number of tokens to draw, 0 turns probes off.
     """
 
     def __init__(self, engine: SamplerEngine, draws: int) -> None:
@@ -43,17 +46,18 @@ class Prober:
         self._running = False
         self._request = 0
         self.result: Probe | None = None
+        """The last probe."""
 
     def due(self, prompt_ids: NDArray[np.int32]) -> bool:
-        """Remember the first prompt; whether a probe of the engine's version is due by itself."""
+        """Whether a probe of the engine's version is due. Remembers the first prompt that it is given."""
         if not self._prompt:
-            # Its first half: what follows a whole prompt may be all but certain, which nothing can test.
+            # Half of it: the token after a whole prompt may be all but certain, which leaves nothing to test.
             self._prompt = prompt_ids[: max(1, prompt_ids.size // 2)].tolist()
         fresh = self._engine.version != self._version
         return bool(self._draws) and fresh and self._rested() and self._claim()
 
     def asked(self, request: int) -> bool:
-        """Whether a request for a probe that was not answered yet can be answered now."""
+        """Whether probe number `request` of the controller is unanswered and can be answered now."""
         answered = self.result.request if self.result else 0
         if request <= answered or not self._prompt or not self._draws or not self._claim():
             return False
@@ -61,10 +65,10 @@ class Prober:
         return True
 
     async def run(self) -> None:
-        """Probe once. What goes wrong with a draw is logged; it says nothing about the distribution.
+        """Probe once. Draws that fail are logged: they say nothing about the distribution.
 
-        New weights cut a probe short; what was drawn until then counts. Which draws those are does not depend
-        on their tokens: each is one token long. A run that resyncs all the time has no others.
+        New weights cut a probe short, and the draws up to then count. That does not bias them, because each
+        is one token long, whichever token it is. With frequent resyncs there are no other probes.
         """
         version, request = self._engine.version, self._request
         few = asyncio.Semaphore(AT_ONCE)
@@ -91,11 +95,11 @@ class Prober:
         if not whole or any(isinstance(e, LogProbError) for e in failed):
             return
         probe = build_probe(whole, request=request, version=-1 if version is None else version)
-        if probe.dof or len(whole) == len(drawn):  # or it was too short to say anything, and comes again
+        if probe.dof or len(whole) == len(drawn):  # otherwise it is too short to test anything: try again
             self._version, self.result = version, probe
 
     def _claim(self) -> bool:
-        # At once, and not when `run` starts: many tickets come together, and one probe is enough for all.
+        # Now, not when `run` starts: tickets arrive together, and one probe is enough for all of them.
         if self._running or self._engine.version is None:
             return False
         self._running = True
@@ -106,13 +110,13 @@ class Prober:
 
 
 def _seed(version: int | None, request: int, index: int) -> int:
-    # Other seeds for every probe, so that probes of a run add up as independent evidence.
+    # Different seeds for every probe, so that the probes of a run are independent evidence.
     digest = hashlib.blake2b(f"{version}/{request}/{index}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") % 2**31
 
 
 def build_probe(drawn: list[Generation], *, request: int, version: int) -> Probe:
-    """The probe that one-token responses to the same prompt amount to."""
+    """The chi-square test of one-token responses to the same prompt against their reported head."""
     counts = Counter(int(generation.token_ids[0]) for generation in drawn)
     first = drawn[0]
     probabilities = {

@@ -1,22 +1,29 @@
-"""What a sampler tells about itself: counters of its work, as an entry of the hash `samplers`."""
+"""What a sampler reports about itself: its entry in the hash `samplers`, and its health pages."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from leeway.messages import SamplerStatus
+from leeway.messages import Probe, SamplerStatus
 from leeway.streams import now
 
 if TYPE_CHECKING:
     from leeway_sampler.engine import SamplerEngine
+    from leeway_sampler.serve import Sampler
     from leeway_sampler.watch import WeightWatcher
+
+T = TypeVar("T")
+
+ANSWER_S = 4.0
+"""Seconds that a health page waits for the event loop: less than the chart's probes wait for the page."""
 
 
 class Counters:
-    """Work since the start."""
+    """Counts of the sampler's work since its start."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -32,7 +39,7 @@ class Counters:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Around the work on one ticket; the sampler is busy while at least one is worked on."""
+        """Around the work on one ticket; the sampler is busy while at least one is in progress."""
         if self.inflight == 0:
             self._busy_since = time.monotonic()
         self.inflight += 1
@@ -45,27 +52,28 @@ class Counters:
 
     @property
     def busy_s(self) -> float:
-        """Seconds with at least one ticket in work."""
+        """Seconds with at least one ticket in progress."""
         return self._busy_s + (time.monotonic() - self._busy_since if self.inflight else 0.0)
 
     def generated(self, tokens: int, *, void: bool = False) -> None:
-        """Count drawn tokens; `void`: of a response that is not published."""
+        """Count drawn tokens; `void`: they belong to a response that is not published."""
         self.tokens += tokens
         self.tokens_voided += tokens if void else 0
 
     def status(
-        self, sampler: str, *, ready: bool, engine: SamplerEngine, watcher: WeightWatcher
+        self, sampler: str, *, ready: bool, engine: SamplerEngine, watcher: WeightWatcher, probe: Probe | None
     ) -> SamplerStatus:
-        """The status to write now."""
+        """The status of `sampler` now."""
+        weights = engine.weights
         return SamplerStatus(
             sampler=sampler,
             heartbeat=now(),
             ready=ready,
-            epoch=engine.epoch,
-            version=-1 if engine.version is None else engine.version,
-            digest=engine.digest,
-            stage_s=round(engine.staged_s, 4),
-            pause_s=round(engine.paused_s, 4),
+            epoch=weights.loaded.epoch,
+            version=-1 if weights.loaded.version is None else weights.loaded.version,
+            digest=weights.loaded.digest,
+            stage_s=round(weights.stage_s, 4),
+            pause_s=round(weights.pause_s, 4),
             stuck=watcher.stuck,
             fenced=watcher.fenced,
             passed=watcher.passed,
@@ -76,5 +84,35 @@ class Counters:
             tokens_voided=self.tokens_voided,
             tickets=self.tickets,
             bad_logprobs=self.bad_logprobs,
+            logprobs_mode=engine.logprobs_mode,
+            bans=engine.bans,
+            probe=probe,
             error=self.error,
         )
+
+
+class SamplerHealth:
+    """Answers the health server from the sampler's event loop, so that a blocked loop fails its probes."""
+
+    def __init__(self, sampler: Sampler, loop: asyncio.AbstractEventLoop) -> None:
+        self._sampler, self._loop = sampler, loop
+
+    def alive(self) -> bool:
+        """Whether the event loop runs and vLLM's processes are alive."""
+        return self._ask(self._sampler.engine.healthy, otherwise=False)
+
+    @property
+    def ready(self) -> dict[str, Any]:
+        """Body of /readyz."""
+        return self._ask(self._sampler.readiness, otherwise={"ready": False})
+
+    def _ask(self, question: Callable[[], T], *, otherwise: T) -> T:
+        async def answer() -> T:
+            return question()
+
+        asked = asyncio.run_coroutine_threadsafe(answer(), self._loop)
+        try:
+            return asked.result(ANSWER_S)
+        except TimeoutError:
+            asked.cancel()
+            return otherwise

@@ -1,7 +1,8 @@
-"""Tickets that came back from dead samplers too often to be worked on beside others.
+"""Tickets that were with dead samplers so often that one of them may be the cause.
 
-A sampler writes down that it begins such a ticket alone. A mark that is still there when the ticket comes
-back means that the sampler died with nothing else in work: it was the ticket.
+begin   mark the ticket, then draw it with nothing else in progress
+end     it was answered or is void -> the mark is removed
+begin finds a mark   the sampler that drew the ticket alone died -> PoisonedTicketError ends the run
 """
 
 from __future__ import annotations
@@ -20,37 +21,37 @@ from leeway.streams import Keys, retrying
 
 
 class PoisonedTicketError(LeewayError):
-    """A ticket that kills whoever works on it."""
+    """A ticket that kills every sampler that draws it."""
 
     exit_code = EXIT_POISONED
 
 
 class Suspects:
-    """The marks, in a hash of the run: ticket id -> the sampler that began it alone, and a unique word."""
+    """The marks, in a hash of the run: ticket id -> the sampler that drew it alone, and a unique word."""
 
     def __init__(self, client: redis.Redis, keys: Keys, sampler: str, budget_s: float) -> None:
         self.client, self.keys, self.sampler, self.budget_s = client, keys, sampler, budget_s
 
-    async def begin(self, header: TicketHeader, delivered: int) -> None:
-        """Mark a ticket that is drawn alone from now on, on its `delivered`-th delivery.
+    async def begin(self, header: TicketHeader, deliveries: int) -> None:
+        """Mark a ticket that is about to be drawn alone; `deliveries`: how many times it was delivered.
 
-        Raises PoisonedTicketError, and tells the run, when it was marked before.
+        Raises PoisonedTicketError, and appends an event to the run, when the ticket has a mark already.
         """
         key, mark = self.keys.suspects, f"{self.sampler} {uuid.uuid4().hex}".encode()
         await self._call(lambda: self.client.hsetnx(key, header.ticket_id, mark))
-        # Read back, because a repeated write whose first answer was lost finds its own mark.
+        # Read back, because a write that is repeated after its reply was lost finds its own mark.
         if await self._call(lambda: self.client.hget(key, header.ticket_id)) != mark:
-            raise await self._poisoned(header, delivered)
+            raise await self._poisoned(header, deliveries)
 
     async def end(self, header: TicketHeader) -> None:
-        """The ticket was answered, or is void: it is innocent."""
+        """Remove the mark: the ticket was answered or is void."""
         await self._call(lambda: self.client.hdel(self.keys.suspects, header.ticket_id))
 
-    async def _poisoned(self, header: TicketHeader, delivered: int) -> PoisonedTicketError:
+    async def _poisoned(self, header: TicketHeader, deliveries: int) -> PoisonedTicketError:
         text = (
             f"ticket {header.ticket_id} (item {header.item} of the data set, seed {header.seed}) was handed "
-            f"out {delivered - 1} times and each of its samplers died, the last one while it worked on "
-            "nothing else: find the reason in the samplers' logs, or take the item out of the data set"
+            f"out {deliveries - 1} times and each of its samplers died, the last one with nothing else in "
+            "progress: find the cause in the samplers' logs, or remove the item from the data set"
         )
         await asyncio.to_thread(
             write_event,

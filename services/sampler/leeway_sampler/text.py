@@ -1,4 +1,4 @@
-"""Token ids to text, for the reward alone: text never goes back to the trainer."""
+"""Token ids to text. Only rewards read the text: the trainer gets the token ids as they were drawn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from leeway.errors import UsageError
 
 
 def text_decoder(model: str, trust_remote_code: bool) -> Callable[[list[int]], str]:
-    """The function that turns response ids into text, without special tokens. Raises UsageError."""
+    """A function from response ids to text without special tokens.
+
+    `model`: directory or hub id. Raises UsageError when it has no usable tokenizer.
+    """
     from transformers import AutoTokenizer
 
     try:

@@ -1,11 +1,15 @@
 """WeightWatcher: keeps the engine at the newest published version.
 
-newest manifest -> wanted (no ticket is read) -> apply_weights -> ready, on_change (attest)
-                      ^                             | refused or torn: the old version, or none
-                      |----- again, or a newer one -|
-                      '--- a keyframe, asked for ---'  after ATTEMPTS
+    waits for                        unblocked by
+    a manifest above `wanted`        the trainer publishes a version -> wanted, not ready, apply
+    a retry, RETRY_S                 time, or a newer manifest, which replaces the one that failed
+    `stuck`, after ATTEMPTS          a newer manifest: the trainer answers `stuck` with a keyframe
+    a fence, while ready             the controller -> not ready, apply the newest manifest in full
 
-A sampler that the controller fenced forgets what it holds and loads the newest version from a keyframe on.
+    apply -> loaded           -> ready, on_change(None)
+          -> refused or torn  -> on_change(error), retry
+
+A fenced sampler discards its host copy and fetches the newest version in full.
 """
 
 from __future__ import annotations
@@ -19,63 +23,66 @@ from leeway.streams import Tail
 from leeway.telemetry.tracing import span
 from leeway.weights import VersionKey, WeightManifest, WeightsError, parse_manifest
 from leeway_sampler import metrics
-from leeway_sampler.engine import SamplerEngine
+from leeway_sampler.weight_update import EngineWeights
 
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 5
+"""Attempts to load a version before a keyframe is asked for."""
 RETRY_S = 1.0
 VERSIONS = 3
+"""Consecutive versions that may fail before the sampler gives up."""
 
 
 class WeightWatcher:
-    """`wanted` is the newest version known; `ready` is set while the engine holds it.
+    """`wanted` is the newest known version; `ready` is set while the engine holds it.
 
-    `on_change(error)` is called after every change of either, with what went wrong or None.
+    `on_change(error)` is called after each attempt to load a version: with None when it succeeded, and with
+    what went wrong after the attempts that did not. `budget_s`: seconds for one attempt.
     """
 
     def __init__(
         self,
         tail: Tail,
-        engine: SamplerEngine,
+        weights: EngineWeights,
         budget_s: float,
         on_change: Callable[[str | None], Awaitable[None]],
     ) -> None:
-        self._tail, self._engine, self._budget_s, self._on_change = tail, engine, budget_s, on_change
+        self._tail, self._weights, self._budget_s, self._on_change = tail, weights, budget_s, on_change
         self.wanted: VersionKey = (-1, -1)
         self.ready = asyncio.Event()
         self.stuck: VersionKey | None = None
-        """A version that could not be had in ATTEMPTS attempts; the trainer sends a keyframe instead."""
+        """A version that failed ATTEMPTS times; the trainer answers with a keyframe."""
         self.fence = ""
         """The controller's fence around this sampler; "" when there is none."""
         self.passed = ""
-        """The last fence after which the weights were loaded afresh."""
+        """The last fence after which the weights were reloaded in full."""
 
     @property
     def fenced(self) -> bool:
-        """Nothing that is drawn now may leave."""
+        """Whether nothing that is drawn now may be published."""
         return self.fence != self.passed
 
     def set_fence(self, fence: str) -> None:
-        """What the controller says; a new fence makes `run` load the newest version afresh."""
+        """Take over the controller's fence; a new one makes `run` reload the newest version in full."""
         if fence and fence != self.fence:
-            log.warning("fenced (%s): the weights are loaded afresh", fence)
+            log.warning("fenced (%s): reloading the weights in full", fence)
             self.ready.clear()
         self.fence = fence or self.passed
 
     async def run(self) -> None:
-        """Until cancelled. Raises WeightsError or TimeoutError when VERSIONS versions failed in a row."""
+        """Until cancelled. Raises WeightsError or TimeoutError when VERSIONS versions in a row failed."""
         manifest: WeightManifest | None = None
         newest: WeightManifest | None = None
         failures = lost = 0
         while True:
-            # While a version waits for another attempt, a newer one must not wait for it.
+            # Read before every attempt: a newer version must not wait for one that keeps failing.
             newer = await self._newest(RETRY_S)
             if newer is not None:
                 newest = manifest = newer
                 failures, self.stuck = 0, None
             elif manifest is None and not self.ready.is_set() and self.stuck is None:
-                manifest, failures = newest, 0  # a fence came between
+                manifest, failures = newest, 0  # fenced since it was loaded
             if manifest is None:
                 continue
             try:
@@ -94,14 +101,16 @@ class WeightWatcher:
                 manifest, lost = None, 0
 
     async def _newest(self, wait_s: float) -> WeightManifest | None:
-        """The newest manifest above `wanted`, or None when `wait_s` brought none."""
+        """The newest manifest above `wanted`, or None when none arrived in `wait_s` seconds."""
         entries = await asyncio.to_thread(self._tail.read, 100, wait_s)
         if not entries:
             return None
         manifest = parse_manifest(entries[-1].fields)
         if manifest.key <= self.wanted:
             log.warning(
-                "weights version %d of epoch %d is not above %s: ignored", *manifest.key[::-1], self.wanted
+                "ignored weights version %d of epoch %d: not above version %d of epoch %d",
+                *manifest.key[::-1],
+                *self.wanted[::-1],
             )
             return None
         self.wanted = manifest.key
@@ -111,14 +120,14 @@ class WeightWatcher:
         self.ready.clear()
         fence = self.fence
         if self.fenced:
-            self._engine.store.forget()
-        # What is in flight belongs to a batch that is void from now on.
+            self._weights.forget()
         attributes = {"leeway.version": manifest.version, "leeway.epoch": manifest.epoch}
         began = time.monotonic()
         with span("apply weights", attributes, kind="consumer", links=[manifest.traceparent], root=True):
-            await self._engine.apply_weights(manifest, inflight="abort", budget_s=self._budget_s)
-        metrics.APPLY_S.observe(time.monotonic() - began)
-        log.info("holds weights version %d (epoch %d)", manifest.version, manifest.epoch)
+            # Requests in flight belong to batches that the new version makes void.
+            await self._weights.apply(manifest, inflight="abort", budget_s=self._budget_s)
+        metrics.applied(time.monotonic() - began)
+        log.info("loaded weights version %d (epoch %d)", manifest.version, manifest.epoch)
         self.passed, self.stuck = fence, None
         if not self.fenced:
             self.ready.set()

@@ -24,7 +24,7 @@ from leeway.health import Health, serve_health
 from leeway.messages import MessageError
 from leeway.process import freeze_heap, secret
 from leeway.streams import Keys, client_name, connect
-from leeway.telemetry.metrics import serve_metrics
+from leeway.telemetry.prometheus import serve_metrics
 from leeway.telemetry.tracing import start_tracing
 
 log = logging.getLogger("leeway_trainer")

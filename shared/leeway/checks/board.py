@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import redis
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -79,7 +79,7 @@ def post(
     if not results:
         return []
     news = merge(records, results, now())
-    fields = {f"{source}:{r.name}": records[r.name].model_dump_json() for r in results}
+    fields: dict[Any, str] = {f"{source}:{r.name}": records[r.name].model_dump_json() for r in results}
     retrying(lambda: client.hset(keys.checks, mapping=fields), budget_s=budget_s, what="writing the checks")
     for result in news:
         write_event(

@@ -12,6 +12,14 @@ from collections import deque
 from leeway.checks.facts import number
 from leeway.checks.result import CheckResult, judge
 from leeway.messages import ReportHeader
+from leeway.metrics.areas.response import (
+    RESPONSE_ENTROPY,
+    RESPONSE_LENGTH_MEAN,
+    RESPONSE_REPETITION,
+    RESPONSE_TRUNCATED_FRACTION,
+)
+from leeway.metrics.areas.resync import KL_SAMPLER_PREFIX, KL_SELF_PREFIX, KL_SELF_PREFIX_SE
+from leeway.metrics.areas.reward import REWARD_MEAN, REWARD_STD
 
 SELF_TIMES_FAIL, SELF_TIMES_WARN = 10.0, 4.0
 """Self-prefix KL over sampler-prefix KL; both are s^2/2 for a small step, so the ratio is about 1."""
@@ -33,10 +41,10 @@ START = 5
 def check_self_prefix(report: ReportHeader) -> CheckResult | None:
     """`collapse/self_prefix_kl`, on the first fresh batch after a resync that the trainer measured."""
     metrics = report.metrics
-    if "kl/self_prefix" not in metrics:
+    if KL_SELF_PREFIX not in metrics:
         return None
-    own, error = number(metrics, "kl/self_prefix"), number(metrics, "kl/self_prefix_se")
-    theirs = number(metrics, "kl/sampler_prefix")
+    own, error = number(metrics, KL_SELF_PREFIX), number(metrics, KL_SELF_PREFIX_SE)
+    theirs = number(metrics, KL_SAMPLER_PREFIX)
     # The lower end of the estimate must be large, so that a few tokens alone raise no alarm.
     clear = own - 2 * error > SELF_LEAST
     value = own / max(theirs, 1e-4) if clear else min(own / max(theirs, 1e-4), SELF_TIMES_WARN)
@@ -65,8 +73,8 @@ class RewardCollapse:
     def add(self, report: ReportHeader, responses: int) -> CheckResult | None:
         """`collapse/reward` after one more step of `responses` responses."""
         metrics = report.metrics
-        mean = number(metrics, "reward/mean")
-        self._window.append((mean, number(metrics, "reward/std") ** 2 / max(responses, 1)))
+        mean = number(metrics, REWARD_MEAN)
+        self._window.append((mean, number(metrics, REWARD_STD) ** 2 / max(responses, 1)))
         if len(self._window) < PATIENCE:
             return None
         now = sum(m for m, _ in self._window) / PATIENCE
@@ -94,14 +102,14 @@ class Drifts:
         """`collapse/repetition`, `collapse/length` and `collapse/entropy` after one more step."""
         metrics = report.metrics
         results = []
-        repeated = metrics.get("response/repetition")
+        repeated = metrics.get(RESPONSE_REPETITION)
         if isinstance(repeated, (int, float)):
             start = self._first("repetition", repeated)
             bad = repeated > REPEATED_FAIL and repeated > REPEATED_TIMES * start
             text = f"{repeated:.0%} of 4-grams repeat an earlier one of their response, {start:.0%} at first"
             results.append(self._judge("repetition", bad, repeated, REPEATED_FAIL, text, report, "fail"))
-        length = number(metrics, "response/length_mean")
-        cut = number(metrics, "response/truncated_fraction")
+        length = number(metrics, RESPONSE_LENGTH_MEAN)
+        cut = number(metrics, RESPONSE_TRUNCATED_FRACTION)
         start, start_cut = self._first("length", length), self._first("truncated", cut)
         long = cut > LONG_FAIL and start_cut < LONG_START
         short = length < max(1.5, SHORT_TIMES * start) and start > 4
@@ -110,8 +118,8 @@ class Drifts:
             f"{cut:.0%} cut off ({start_cut:.0%} at first)"
         )
         results.append(self._judge("length", long or short, length, None, text, report, "warn"))
-        if "response/entropy" in metrics:
-            entropy = number(metrics, "response/entropy")
+        if RESPONSE_ENTROPY in metrics:
+            entropy = number(metrics, RESPONSE_ENTROPY)
             start = self._first("entropy", entropy)
             bad = entropy > 1.0 and entropy > ENTROPY_TIMES * start
             text = f"mean -log mu of drawn tokens {entropy:.3f} nats, {start:.3f} at first"

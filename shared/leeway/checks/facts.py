@@ -16,6 +16,25 @@ import xxhash
 from leeway.checks.stats import repetition
 from leeway.config import BatchConfig
 from leeway.messages import ReportHeader, Rollout, Slot, draw_digest
+from leeway.metrics.areas.data import (
+    DATA_ALTERED,
+    DATA_ALTERED_EXAMPLE,
+    DATA_DENOMINATOR_SEQUENCES,
+    DATA_DENOMINATOR_TOKENS,
+    DATA_DIGEST,
+    DATA_DUPLICATES,
+    DATA_FOREIGN,
+    DATA_LENGTHS,
+    DATA_MISSING,
+    DATA_MISSING_SLOTS,
+    DATA_RESPONSES,
+    DATA_TOKENS,
+    DATA_VERSION_MAX,
+    DATA_VERSION_MIN,
+)
+from leeway.metrics.areas.lag import LAG_AGE
+from leeway.metrics.areas.response import RESPONSE_ENTROPY, RESPONSE_LENGTH_MEAN, RESPONSE_REPETITION
+from leeway.metrics.areas.reward import REWARD_MEAN
 
 Metrics = Mapping[str, float | int | str | None]
 NAMED = 200
@@ -85,24 +104,24 @@ def trained_facts(
     repeated = [value for r in rollouts if (value := repetition(r.response_ids)) is not None]
     surprisal = np.concatenate([r.logp for r in rollouts]) if rollouts else np.zeros(1)
     facts: dict[str, float | int | str] = {
-        "data/responses": len(rollouts),
-        "data/missing": len(missing),
-        "data/foreign": sum(slot.batch != step for slot in slots),
-        "data/duplicates": len(slots) - len(set(slots)),
-        "data/lengths": " ".join(map(str, length_histogram(r.response_ids.size for r in rollouts))),
-        "data/tokens": sum(int(r.response_ids.size) for r in rollouts),
-        "data/digest": combined_digest(zip(slots, digests, strict=True)),
-        "data/altered": len(altered),
-        "data/version_min": min(versions, default=0),
-        "data/version_max": max(versions, default=0),
-        "response/entropy": float(-surprisal.mean()),
+        DATA_RESPONSES: len(rollouts),
+        DATA_MISSING: len(missing),
+        DATA_FOREIGN: sum(slot.batch != step for slot in slots),
+        DATA_DUPLICATES: len(slots) - len(set(slots)),
+        DATA_LENGTHS: " ".join(map(str, length_histogram(r.response_ids.size for r in rollouts))),
+        DATA_TOKENS: sum(int(r.response_ids.size) for r in rollouts),
+        DATA_DIGEST: combined_digest(zip(slots, digests, strict=True)),
+        DATA_ALTERED: len(altered),
+        DATA_VERSION_MIN: min(versions, default=0),
+        DATA_VERSION_MAX: max(versions, default=0),
+        RESPONSE_ENTROPY: float(-surprisal.mean()),
     }
     if repeated:
-        facts["response/repetition"] = sum(repeated) / len(repeated)
+        facts[RESPONSE_REPETITION] = sum(repeated) / len(repeated)
     if missing:
-        facts["data/missing_slots"] = " ".join(f"{s.group}/{s.index}" for s in missing[:NAMED])
+        facts[DATA_MISSING_SLOTS] = " ".join(f"{s.group}/{s.index}" for s in missing[:NAMED])
     if altered:
-        facts["data/altered_example"] = altered[0]
+        facts[DATA_ALTERED_EXAMPLE] = altered[0]
     return facts
 
 
@@ -133,29 +152,29 @@ class Trained:
     def of(cls, report: ReportHeader) -> Trained | None:
         """The facts of a report; None when it does not carry them."""
         metrics = report.metrics
-        if "data/digest" not in metrics:
+        if DATA_DIGEST not in metrics:
             return None
-        named = str(metrics.get("data/missing_slots") or "").split()
+        named = str(metrics.get(DATA_MISSING_SLOTS) or "").split()
         pairs = [name.split("/") for name in named]
         return cls(
             step=report.step,
             version=report.version,
-            age=number(metrics, "lag/age"),
-            responses=int(number(metrics, "data/responses")),
+            age=number(metrics, LAG_AGE),
+            responses=int(number(metrics, DATA_RESPONSES)),
             missing=tuple(Slot(report.step, int(g), int(i)) for g, i in pairs),
-            missing_count=int(number(metrics, "data/missing")),
-            foreign=int(number(metrics, "data/foreign")),
-            duplicates=int(number(metrics, "data/duplicates")),
-            lengths=tuple(map(int, str(metrics.get("data/lengths") or "0").split())),
-            tokens=int(number(metrics, "data/tokens")),
-            digest=str(metrics["data/digest"]),
-            altered=int(number(metrics, "data/altered")),
-            altered_example=str(metrics.get("data/altered_example") or ""),
-            reward_mean=number(metrics, "reward/mean"),
-            length_mean=number(metrics, "response/length_mean"),
-            versions=(int(number(metrics, "data/version_min")), int(number(metrics, "data/version_max"))),
-            denominator_sequences=int(number(metrics, "data/denominator_sequences")),
-            denominator_tokens=int(number(metrics, "data/denominator_tokens")),
+            missing_count=int(number(metrics, DATA_MISSING)),
+            foreign=int(number(metrics, DATA_FOREIGN)),
+            duplicates=int(number(metrics, DATA_DUPLICATES)),
+            lengths=tuple(map(int, str(metrics.get(DATA_LENGTHS) or "0").split())),
+            tokens=int(number(metrics, DATA_TOKENS)),
+            digest=str(metrics[DATA_DIGEST]),
+            altered=int(number(metrics, DATA_ALTERED)),
+            altered_example=str(metrics.get(DATA_ALTERED_EXAMPLE) or ""),
+            reward_mean=number(metrics, REWARD_MEAN),
+            length_mean=number(metrics, RESPONSE_LENGTH_MEAN),
+            versions=(int(number(metrics, DATA_VERSION_MIN)), int(number(metrics, DATA_VERSION_MAX))),
+            denominator_sequences=int(number(metrics, DATA_DENOMINATOR_SEQUENCES)),
+            denominator_tokens=int(number(metrics, DATA_DENOMINATOR_TOKENS)),
         )
 
 

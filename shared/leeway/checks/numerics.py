@@ -9,6 +9,14 @@ from collections.abc import Mapping, Sequence
 from leeway.checks.facts import number
 from leeway.checks.result import CheckResult, judge
 from leeway.messages import ReportHeader
+from leeway.metrics.areas.discrepancy import (
+    DISC_ABS_MAX,
+    DISC_ABS_MEAN,
+    DISC_BEYOND_20,
+    DISC_KL,
+    DISC_KL_SAMPLER,
+)
+from leeway.metrics.areas.lag import LAG_ABS_MAX, LAG_BEYOND_20
 
 LOG_RATIO_LIMIT, LOG_RATIO_WARN = 20.0, 10.0
 """exp(20) is where ratios are clamped; exp(10) is no rounding of any engine any more."""
@@ -21,7 +29,6 @@ SMALL_FAIL, SMALL_WARN = 1e-3, 5e-4
 LARGE_MEAN = 0.1
 """Mean |log pi_s - log mu| in nats; bf16 engines are near 0.01, 4-bit ones may come close."""
 STANDS_OUT = 4.0
-PER_SAMPLER = "disc/kl/"
 
 
 class NonFinite:
@@ -50,8 +57,8 @@ class NonFinite:
 def check_log_ratio(report: ReportHeader) -> CheckResult:
     """`numerics/log_ratio`: the largest |log-ratio| of a step, lag or discrepancy."""
     metrics = report.metrics
-    lag, disc = number(metrics, "lag/abs_max"), number(metrics, "disc/abs_max")
-    count = number(metrics, "lag/beyond_20") + number(metrics, "disc/beyond_20")
+    lag, disc = number(metrics, LAG_ABS_MAX), number(metrics, DISC_ABS_MAX)
+    count = number(metrics, LAG_BEYOND_20) + number(metrics, DISC_BEYOND_20)
     text = f"largest |log-ratio|: lag {lag:.2f}, discrepancy {disc:.2f}; {count:.0f} tokens beyond 20"
     return judge(
         "numerics/log_ratio",
@@ -73,19 +80,19 @@ class Discrepancy:
     def add(self, report: ReportHeader) -> CheckResult | None:
         """`numerics/discrepancy` after one more step."""
         metrics = report.metrics
-        if "disc/kl" not in metrics:
+        if DISC_KL not in metrics:
             return None
         by_sampler = {
-            name.removeprefix(PER_SAMPLER): number(metrics, name)
+            sampler: number(metrics, name)
             for name in metrics
-            if name.startswith(PER_SAMPLER)
+            if (sampler := DISC_KL_SAMPLER.member(name)) is not None
         }
-        kl = max([number(metrics, "disc/kl"), *by_sampler.values()])
+        kl = max([number(metrics, DISC_KL), *by_sampler.values()])
         usual = _lower_quartile(self._history) if len(self._history) >= LEAST_HISTORY else None
         times = kl / max(usual, 1e-6) if usual is not None else 1.0
         # A jump counts only above rounding, hence the two floors.
         value = times if kl > SMALL_FAIL else min(times, JUMP_FAIL) if kl > SMALL_WARN else 1.0
-        mean = number(metrics, "disc/abs_mean")
+        mean = number(metrics, DISC_ABS_MEAN)
         shown = f"{kl:.2g} nats, {times:.1f} times the usual {usual:.2g}" if usual else f"{kl:.2g} nats"
         if value <= JUMP_FAIL:
             self._history.append(kl)

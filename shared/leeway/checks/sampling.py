@@ -17,6 +17,8 @@ from leeway.checks.result import CheckResult, judge
 from leeway.checks.stats import RunningZ, chi_square_z
 from leeway.config import SamplingConfig
 from leeway.messages import ReportHeader, Rollout, SamplerStatus
+from leeway.metrics.areas.discrepancy import DISC_RATIO_MEAN, DISC_RATIO_STD
+from leeway.metrics.areas.tokens import TOKENS
 
 SUM_TOLERANCE = 1e-3
 """Rounding of float32 log-probabilities over a few thousand tokens stays below."""
@@ -110,10 +112,10 @@ class RatioMean:
     def add(self, report: ReportHeader) -> CheckResult | None:
         """`sampling_distribution/ratio_mean` after one more step."""
         metrics = report.metrics
-        if "disc/ratio_mean" not in metrics:
+        if DISC_RATIO_MEAN not in metrics:
             return None
-        count = int(number(metrics, "tokens"))
-        off, spread = number(metrics, "disc/ratio_mean") - 1.0, number(metrics, "disc/ratio_std")
+        count = int(number(metrics, TOKENS))
+        off, spread = number(metrics, DISC_RATIO_MEAN) - 1.0, number(metrics, DISC_RATIO_STD)
         self._z.add(count * off, count * (spread**2 + off**2), count)
         if self._z.count < LEAST_TOKENS:
             return None

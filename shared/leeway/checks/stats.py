@@ -71,7 +71,7 @@ def chi_square_z(statistic: float, dof: int) -> float:
     if dof < 1:
         return 0.0
     spread = 2.0 / (9.0 * dof)
-    return ((statistic / dof) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
+    return (math.pow(statistic / dof, 1 / 3) - (1 - spread)) / math.sqrt(spread)
 
 
 def correlation(x: Sequence[float], y: Sequence[float]) -> float:

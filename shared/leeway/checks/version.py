@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from leeway.checks.facts import Metrics, Trained, number
 from leeway.checks.result import CheckResult, judge
 from leeway.messages import ReportHeader, SamplerStatus
+from leeway.metrics.areas.discrepancy import DISC_KL
+from leeway.metrics.areas.lag import LAG_AGE, LAG_ESS_TOK, LAG_KL
+from leeway.metrics.areas.resync import KL_SELF_PREFIX, RESYNC_MISSING, RESYNC_MISSING_SE, RESYNC_SAMPLER
 
 AGE_SLACK = 1
 """Steps beyond sync.max_age that a late verdict may cost."""
@@ -38,7 +41,7 @@ def check_spans(trained: Trained) -> CheckResult:
 
 def check_age(report: ReportHeader, max_age: int | None) -> CheckResult:
     """`version/age`: optimiser steps between the weights that drew the batch and those it updated."""
-    age = number(report.metrics, "lag/age")
+    age = number(report.metrics, LAG_AGE)
     text = f"batch {report.step} is {age:.0f} steps old; sync.max_age is {max_age}"
     return judge(
         "version/age",
@@ -86,12 +89,12 @@ class ResyncTook:
         if before is None or before.epoch != report.epoch or before.version == report.version:
             return None
         metrics = report.metrics
-        ess = number(metrics, "lag/ess_tok", 1.0)
-        if "resync/missing" in metrics:
+        ess = number(metrics, LAG_ESS_TOK, 1.0)
+        if RESYNC_MISSING in metrics:
             missing, text = _measured(metrics)
         else:
             missing, text = _by_size(before.metrics, metrics)
-        if number(metrics, "lag/age") == 0 and ess < FRESH_ESS:
+        if number(metrics, LAG_AGE) == 0 and ess < FRESH_ESS:
             missing = 1.0
             text += f"; ESS is {ess:.3f} at age 0, so theta_s is not what was published"
         took = "resync did not take" if missing > MISSING_FAIL else "first batch"
@@ -107,18 +110,18 @@ class ResyncTook:
 
 
 def _measured(metrics: Metrics) -> tuple[float, str]:
-    missing = number(metrics, "resync/missing")
+    missing = number(metrics, RESYNC_MISSING)
     by_chance = ALIGNED * math.sqrt(
-        max(number(metrics, "disc/kl"), 0.0) / max(number(metrics, "kl/self_prefix"), 1e-12)
+        max(number(metrics, DISC_KL), 0.0) / max(number(metrics, KL_SELF_PREFIX), 1e-12)
     )
-    error = math.hypot(number(metrics, "resync/missing_se"), by_chance)
-    sampler = metrics.get("resync/sampler", "the sampler")
+    error = math.hypot(number(metrics, RESYNC_MISSING_SE), by_chance)
+    sampler = metrics.get(RESYNC_SAMPLER, "the sampler")
     text = f"{missing:.0%} ± {error:.0%} of the update is missing in the log-probs of {sampler}"
     return (max(missing, 0.0) if missing > MISSING_Z * error else 0.0), text
 
 
 def _by_size(before: Metrics, now: Metrics) -> tuple[float, str]:
-    lag, usual, disc = (number(before, "lag/kl"), number(before, "disc/kl"), number(now, "disc/kl"))
+    lag, usual, disc = (number(before, LAG_KL), number(before, DISC_KL), number(now, DISC_KL))
     text = f"discrepancy {disc:.2g} nats after a lag of {lag:.2g}, {usual:.2g} before"
     if lag <= max(CLEAR_LAG * usual, LEAST_LAG):
         return 0.0, text

@@ -138,9 +138,9 @@ def first_finished(assemble: Any) -> None:
     assembler.add, assembler.complete, assembler.take = add, enough, take
 
 
-def nan_logprob(serve: Any) -> None:
+def nan_logprob(pending: Any) -> None:
     """One log-probability of the fifth batch is NaN when it is sent."""
-    encode = serve.encode
+    encode = pending.encode
 
     def encode_with_nan(message: Any) -> Any:
         fields = encode(message)
@@ -148,19 +148,19 @@ def nan_logprob(serve: Any) -> None:
             fields[b"a:logp"] = b"\x00\x00\xc0\x7f" + fields[b"a:logp"][4:]
         return fields
 
-    serve.encode = encode_with_nan
+    pending.encode = encode_with_nan
 
 
 PLACES: dict[str, tuple[str, Callable[[Any], None]]] = {
     "raw_logprobs": ("leeway_sampler.engine", raw_logprobs),
     "top_p_without_support": ("leeway_sampler.engine", top_p_without_support),
-    "stale_tied_head": ("leeway_sampler.weight_engine", stale_tied_head),
-    "dies_while_loading": ("leeway_sampler.weight_engine", dies_while_loading),
-    "label_moved": ("leeway_sampler.weight_engine", label_moved),
+    "stale_tied_head": ("leeway_sampler.transports.redis_engine", stale_tied_head),
+    "dies_while_loading": ("leeway_sampler.transports.redis_engine", dies_while_loading),
+    "label_moved": ("leeway_sampler.transports.redis_engine", label_moved),
     "reencoded_text": ("leeway_trainer.feed", reencoded_text),
     "reward_filter": ("leeway_trainer.feed", reward_filter),
     "first_finished": ("leeway_trainer.assemble", first_finished),
-    "nan_logprob": ("leeway_sampler.serve", nan_logprob),
+    "nan_logprob": ("leeway_sampler.pending", nan_logprob),
 }
 
 

@@ -50,7 +50,7 @@ def save_tiny_model(directory: Path, *, tied: bool, seed: int = 0) -> Any:
 
 
 def perturbed(base: dict[str, torch.Tensor], seed: int, scale: float = 0.05) -> dict[str, torch.Tensor]:
-    """Every weight of `base` changed by noise of its own."""
+    """`base` with independent noise added to every weight."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: tensor + scale * torch.randn(tensor.shape, generator=generator).to(tensor.dtype)

@@ -1,4 +1,4 @@
-"""A real vLLM engine: it draws from the weights that it was given last, whatever happened before."""
+"""A real vLLM engine: it draws from the weights it loaded last, whatever happened before."""
 
 from __future__ import annotations
 
@@ -20,17 +20,11 @@ from leeway.config import RunConfig
 from leeway.errors import UsageError
 from leeway.streams import Keys, connect
 from leeway.weights import WeightManifest, publish_weights
-from leeway_sampler.engine import (
-    EngineError,
-    GenerationAborted,
-    SamplerEngine,
-    WeightsRefused,
-    WeightsTorn,
-    _start_vllm,
-    banning,
-)
+from leeway_sampler.arguments import banning_settings
+from leeway_sampler.engine import EngineError, GenerationAborted, SamplerEngine, _start_vllm
 from leeway_sampler.generation import Generation, Head
 from leeway_sampler.probe import Prober
+from leeway_sampler.weight_update import WeightsRefused, WeightsTorn
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 CONFIG = {"task": {"kind": "digits"}, "model": {"max_length": 160}, "sampling": {"head_tokens": 64}}
@@ -39,7 +33,7 @@ PROMPT = [4, 9, 17, 30, 5, 61, 23, 8]
 
 @dataclass
 class Rig:
-    """An engine, the trainer's model, and the run's Redis; `publish` makes the next version."""
+    """An engine, the trainer's model and the run's Redis; `publish` creates the next version."""
 
     engine: SamplerEngine
     model: Any
@@ -56,7 +50,7 @@ class Rig:
         return {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
 
     def publish(self, *, change: bool = True, leave_out: str = "", full: bool = False) -> WeightManifest:
-        """The next version: a delta against the last one where that is possible."""
+        """The next version: a delta against the last one if possible."""
         self.version += 1
         if change:
             self.model.load_state_dict(perturbed(self.base, seed=self.version), strict=False)
@@ -77,8 +71,9 @@ class Rig:
 
     async def resync(self, *, full: bool = False) -> None:
         manifest = self.publish(full=full)
-        assert await self.engine.apply_weights(manifest) == manifest.digest
-        assert (self.engine.version, self.engine.digest) == (self.version, manifest.digest)
+        assert await self.engine.weights.apply(manifest) == manifest.digest
+        loaded = self.engine.weights.loaded
+        assert (loaded.version, loaded.digest) == (self.version, manifest.digest)
 
     async def draw(
         self, count: int = 16, tokens: int = 24, prompt: list[int] | None = None
@@ -108,7 +103,9 @@ async def rig(request, tmp_path_factory, redis_server) -> AsyncIterator[Rig]:
     model = save_tiny_model(directory, tied=request.param == "tied")
     config = RunConfig.model_validate(CONFIG)
     run = f"engine-{request.param}"
-    engine = await SamplerEngine.start(config, model=str(directory), redis_url=redis_server.url, run=run)
+    engine = await SamplerEngine.start(
+        config, model=str(directory), redis_url=redis_server.url, run=run, name="s0"
+    )
     client = connect(redis_server.url)
     try:
         yield Rig(engine, model, client, Keys(run))
@@ -117,10 +114,10 @@ async def rig(request, tmp_path_factory, redis_server) -> AsyncIterator[Rig]:
         client.close()
 
 
-async def test_nccl_is_refused_without_gpus():
+async def test_nccl_is_rejected_without_gpus():
     config = RunConfig.model_validate({**CONFIG, "weights": {"transport": "nccl"}})
     with pytest.raises(UsageError, match="needs NVIDIA GPUs, and vLLM runs on cpu"):
-        await _start_vllm(config, "no model is looked at")
+        await _start_vllm(config, "the model is never read")
 
 
 async def test_no_token_is_drawn_before_the_first_weights(rig):
@@ -166,8 +163,7 @@ async def test_a_truncated_distribution_sums_to_one(rig):
         {**CONFIG, "sampling": {"head_tokens": 24, "top_k": 16, "top_p": 0.9, "temperature": 0.7}}
     )
     vocab = rig.model.config.vocab_size
-    engine = SamplerEngine(rig.engine._llm, config, Head(24, 1e-3, True, vocab), rig.engine.store)
-    engine.version = rig.version
+    engine = SamplerEngine(rig.engine._llm, config, Head(24, 1e-3, True, vocab), rig.engine.weights)
     generation = await engine.generate("truncated", PROMPT, 3, 24)
     assert generation.support_complete
     for row, (start, end) in enumerate(
@@ -192,7 +188,7 @@ async def test_a_probe_finds_the_reported_distribution_in_what_is_drawn(rig):
     assert (probe.version, probe.draws, probe.request) == (rig.version, 512, 0)
     assert probe.dof >= 2
     assert chi_square_z(probe.chi2, probe.dof) < 5
-    assert not prober.due(np.array(PROMPT, dtype=np.int32)), "once a version"
+    assert not prober.due(np.array(PROMPT, dtype=np.int32)), "once per version"
     assert prober.asked(1) and not prober.asked(1)
     await prober.run()
     assert (prober.result.request, prober.result.chi2 != probe.chi2) == (1, True), "other draws"
@@ -202,14 +198,16 @@ async def test_a_probe_finds_the_reported_distribution_in_what_is_drawn(rig):
 async def test_settings_that_ban_tokens_are_named():
     from vllm import SamplingParams
 
-    assert banning(SamplingParams(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, max_tokens=3)) == []
+    assert (
+        banning_settings(SamplingParams(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, max_tokens=3)) == []
+    )
     params = SamplingParams(min_tokens=2, ignore_eos=True, repetition_penalty=1.1, logit_bias={3: -100.0})
-    assert [name.split("=")[0] for name in banning(params)] == [
+    assert [name.split("=")[0] for name in banning_settings(params)] == [
         "min_tokens", "ignore_eos", "logit_bias", "repetition_penalty",
     ]  # fmt: skip
 
 
-async def test_old_keys_and_values_are_not_found_again(rig):
+async def test_the_prefix_cache_does_not_survive_an_update(rig):
     prompt = (PROMPT * 16)[:120]  # several full blocks, so that the prefix cache is in use
     await rig.resync()
     assert rig.error(await rig.draw(4, 16, prompt), prompt) < 0.03
@@ -217,7 +215,7 @@ async def test_old_keys_and_values_are_not_found_again(rig):
     assert rig.error(await rig.draw(4, 16, prompt), prompt) < 0.03
 
 
-async def test_more_prompt_tokens_than_one_step_takes(rig):
+async def test_more_prompt_tokens_than_fit_in_one_step(rig):
     await rig.resync()
     prompts = [[*PROMPT, 3 + seed, *PROMPT * 15] for seed in range(40)]  # 5,160 tokens, few of them cached
     calls = [rig.engine.generate(f"p{s}", prompt, s, 8) for s, prompt in enumerate(prompts)]
@@ -226,7 +224,7 @@ async def test_more_prompt_tokens_than_one_step_takes(rig):
 
 async def test_a_damaged_broadcast_leaves_the_old_weights(rig):
     await rig.resync()
-    held, version = rig.engine.digest, rig.version
+    held, version = rig.engine.weights.loaded, rig.version
     manifest = rig.publish(change=False)
     stream = rig.keys.weight_chunks(rig.version)
     entry_id, _ = rig.client.xrange(stream)[-1]
@@ -234,12 +232,12 @@ async def test_a_damaged_broadcast_leaves_the_old_weights(rig):
     with pytest.raises(
         WeightsRefused, match=f"version {rig.version}: found {manifest.chunks - 1} chunks, expected"
     ):
-        await rig.engine.apply_weights(manifest)
-    assert (rig.engine.version, rig.engine.digest) == (version, held)
+        await rig.engine.weights.apply(manifest)
+    assert rig.engine.weights.loaded == held
     generations = await rig.draw(4)
     assert generations[0].spans[0][2] == version
     assert rig.error(generations) < 0.02
-    with pytest.raises(WeightsRefused, match=f"version {version + 1}: 0 chunks"):  # it needs what is lost
+    with pytest.raises(WeightsRefused, match=f"version {version + 1}: 0 chunks"):  # it needs the damaged one
         await rig.resync()
     await rig.resync(full=True)
     assert rig.error(await rig.draw(8)) < 0.02
@@ -248,11 +246,11 @@ async def test_a_damaged_broadcast_leaves_the_old_weights(rig):
 @pytest.mark.parametrize("left_out", ["layers.1.self_attn.k_proj", "embed_tokens", "model.norm"])
 async def test_when_loading_fails_the_old_weights_are_put_back(rig, left_out):
     await rig.resync()
-    held, version, weights = rig.engine.digest, rig.version, rig.weights()
+    held, version, weights = rig.engine.weights.loaded, rig.version, rig.weights()
     manifest = rig.publish(leave_out=left_out)
     with pytest.raises(WeightsRefused, match=f"no weights for 1 layers.*version {version} was put back"):
-        await rig.engine.apply_weights(manifest)
-    assert (rig.engine.version, rig.engine.digest) == (version, held)
+        await rig.engine.weights.apply(manifest)
+    assert rig.engine.weights.loaded == held
     rig.model.load_state_dict(weights, strict=False)
     generations = await rig.draw(8)
     assert generations[0].spans[0][2] == version
@@ -266,7 +264,7 @@ async def test_a_failure_after_a_delta_goes_back_through_it(rig, monkeypatch):
     version, weights = rig.version, rig.weights()
     manifest = rig.publish()
     assert manifest.codec == "delta"
-    load, calls = rig.engine._load, []
+    load, calls = rig.engine.weights._load, []
 
     async def fails_once(manifest: WeightManifest) -> None:
         calls.append(manifest.version)
@@ -274,13 +272,13 @@ async def test_a_failure_after_a_delta_goes_back_through_it(rig, monkeypatch):
         if len(calls) == 1:
             raise RuntimeError("as if a worker had failed after it loaded")
 
-    monkeypatch.setattr(rig.engine, "_load", fails_once)
+    monkeypatch.setattr(rig.engine.weights, "_load", fails_once)
     with pytest.raises(WeightsRefused, match=f"as if a worker .*version {version} was put back"):
-        await rig.engine.apply_weights(manifest)
+        await rig.engine.weights.apply(manifest)
     assert calls == [rig.version, version]
     rig.model.load_state_dict(weights, strict=False)
     assert rig.error(await rig.draw(8)) < 0.02
-    assert await rig.engine.apply_weights(manifest) == manifest.digest
+    assert await rig.engine.weights.apply(manifest) == manifest.digest
 
 
 async def test_weights_that_cannot_be_put_back_stop_the_engine_until_a_resync(rig, monkeypatch):
@@ -290,9 +288,9 @@ async def test_weights_that_cannot_be_put_back_stop_the_engine_until_a_resync(ri
         raise RuntimeError(f"no way to {manifest.version}")
 
     with monkeypatch.context() as patch:
-        patch.setattr(rig.engine, "_load", fails)
+        patch.setattr(rig.engine.weights, "_load", fails)
         with pytest.raises(WeightsTorn, match=f"no way to {rig.version + 1}; putting version {rig.version} "):
-            await rig.engine.apply_weights(rig.publish())
+            await rig.engine.weights.apply(rig.publish())
     with pytest.raises(EngineError, match="no complete weight version"):
         await rig.draw(1)
     await rig.resync()
@@ -306,7 +304,7 @@ async def test_a_tensor_of_a_wrong_shape_leaves_the_old_weights(rig):
     good = parameter.weight
     parameter.weight = torch.nn.Parameter(torch.ones(7, dtype=good.dtype))
     with pytest.raises(WeightsRefused, match="was put back"):
-        await rig.engine.apply_weights(rig.publish(change=False, full=True))
+        await rig.engine.weights.apply(rig.publish(change=False, full=True))
     parameter.weight = good
     rig.last = None
     assert rig.engine.version == version
@@ -315,7 +313,7 @@ async def test_a_tensor_of_a_wrong_shape_leaves_the_old_weights(rig):
 
 async def test_the_engine_keeps_its_own_weights_when_the_host_copy_changes(rig):
     await rig.resync()
-    words = rig.engine.store.copy._buffer.bytes
+    words = rig.engine.weights.receiver.copy._buffer.bytes
     words ^= 0x55
     try:
         assert rig.error(await rig.draw(8)) < 0.02
@@ -339,14 +337,14 @@ async def test_every_parameter_group_changed_alone(rig):
         rig.model.load_state_dict({**rig.base, **changed}, strict=False)
         manifest = rig.publish(change=False)
         assert manifest.codec == "delta"
-        await rig.engine.apply_weights(manifest)
+        await rig.engine.weights.apply(manifest)
         error = rig.error(await rig.draw(24))
         assert error < 0.01, group
         seen = max(seen, error)
     print(f"largest mean difference of log-probs: {seen:.4f} nats")
 
 
-async def test_what_is_in_flight_is_aborted_by_an_update(rig):
+async def test_an_update_aborts_requests_in_flight(rig):
     await rig.resync()
     drawing = [asyncio.create_task(rig.engine.generate(f"long-{s}", PROMPT, s, 150)) for s in range(200)]
     await asyncio.sleep(0.1)

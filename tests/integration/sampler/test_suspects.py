@@ -1,5 +1,6 @@
-"""Tickets that come back from dead samplers: drawn alone, and the one that kills is named. Real Redis; the
-engine is played, because here it is its death that matters.
+"""Tickets of samplers that died: they are drawn alone, and the one that kills its sampler is named.
+
+Real Redis. The engine is a double, because what matters here is how it dies.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from leeway.streams import TICKETS_GROUP, Consumer, Tail, add_fields
 from leeway_sampler.generation import Generation
 from leeway_sampler.serve import Sampler
 from leeway_sampler.suspects import PoisonedTicketError
+from leeway_sampler.weight_update import Loaded
 
 CONFIG = RunConfig.model_validate(
     {"task": {"kind": "digits"}, "sampler": {"max_deliveries": 3}, "checks": {"probe_draws": 0}}
@@ -25,9 +27,10 @@ CONFIG = RunConfig.model_validate(
 
 
 class Engine:
-    """Answers after a moment, and remembers which tickets were in work at the same time."""
+    """Answers after a moment, and remembers which tickets were in progress at the same time."""
 
-    epoch, version, digest = 0, 1, "d"
+    version = 1
+    weights = SimpleNamespace(loaded=Loaded(0, 1, "d"))
 
     def __init__(self, seconds: float = 0.05) -> None:
         self.seconds, self.working, self.together = seconds, set(), []
@@ -67,14 +70,14 @@ def tickets(client, keys, count):
 
 
 def die_with(client, keys, times, name="s0"):
-    """`times` samplers take everything and die."""
+    """`times` samplers read every ticket and die."""
     for _ in range(times):
         Consumer(client, keys.tickets, TICKETS_GROUP, name).read(100, 0.1)
 
 
 async def settle(made):
-    while made._work:
-        await asyncio.wait(made._work)
+    while made.worker.tasks:
+        await asyncio.wait(made.worker.tasks)
 
 
 def answered(client, keys):
@@ -88,7 +91,7 @@ async def test_after_one_or_two_deaths_tickets_are_drawn_together(client, keys):
     die_with(client, keys, 1)
     engine = Engine()
     again = sampler(client, keys, engine)
-    await again._accept(again.tickets.read(10, 0.1))
+    await again.worker.accept(await again.pending.read(10, 0.1))
     await settle(again)
     assert max(map(len, engine.together)) == 4
     assert sorted(answered(client, keys)) == ["t0", "t1", "t2", "t3"]
@@ -99,7 +102,7 @@ async def test_after_more_deaths_each_is_drawn_alone_and_the_innocent_are_answer
     die_with(client, keys, 2)
     engine = Engine()
     third = sampler(client, keys, engine)
-    await third._accept(third.tickets.read(10, 0.1))
+    await third.worker.accept(await third.pending.read(10, 0.1))
     assert max(map(len, engine.together)) == 1
     assert answered(client, keys) == ["t0", "t1", "t2", "t3"]
     assert client.hlen(keys.suspects) == 0
@@ -109,20 +112,20 @@ async def test_the_ticket_that_kills_is_named_and_no_other(client, keys):
     tickets(client, keys, 3)
     die_with(client, keys, 2)
     third = sampler(client, keys, Engine())
-    await third._accept(third.tickets.read(1, 0.1))  # t0 is innocent
+    await third.worker.accept(await third.pending.read(1, 0.1))  # t0 is innocent
     slow = sampler(client, keys, Engine(seconds=60))
-    accepting = asyncio.create_task(slow._accept(slow.tickets.read(10, 0.1)))
+    accepting = asyncio.create_task(slow.worker.accept(await slow.pending.read(10, 0.1)))
     for _ in range(500):
         if client.hlen(keys.suspects):
             break
         await asyncio.sleep(0.01)
-    accepting.cancel()  # dies with t1 in work, and t2 behind it
-    for task in slow._work:
+    accepting.cancel()  # dies with t1 in progress and t2 waiting
+    for task in slow.worker.tasks:
         task.cancel()
     last = sampler(client, keys, Engine())
-    entries = last.tickets.read(10, 0.1)
+    entries = await last.pending.read(10, 0.1)
     with pytest.raises(PoisonedTicketError, match=r"ticket t1 \(item 1 .* handed out 4 times") as caught:
-        await last._accept(entries)
+        await last.worker.accept(entries)
     assert caught.value.exit_code == EXIT_POISONED
     events = [decode(Event, e.fields).header for e in Tail(client, keys.events).read(block_s=None)]
     assert [e.name for e in events] == ["ticket_poisoned"]
@@ -135,8 +138,7 @@ async def test_a_sampler_that_is_told_to_stop_hands_suspects_back(client, keys):
     die_with(client, keys, 2)
     third = sampler(client, keys, Engine())
     third.stop()
-    third.engine = SimpleNamespace(abort_all=None)
-    await third._accept(third.tickets.read(10, 0.1))
+    await third.worker.accept(await third.pending.read(10, 0.1))
     await third._drain()
     assert client.xlen(keys.tickets) == 2
     assert client.xpending(keys.tickets, TICKETS_GROUP)["pending"] == 0

@@ -1,4 +1,4 @@
-"""Heads, log-probabilities and version spans as they are read from vLLM's output."""
+"""Reading heads, log-probabilities and version spans from vLLM's output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vllm.logprobs import FlatLogprobs
 
 from leeway_sampler.generation import (
     Head,
@@ -50,7 +49,7 @@ def test_a_head_is_the_smallest_set_that_holds_the_mass(rows, tokens, eps, scale
         assert mass[:-1].sum() < 1 - eps
 
 
-def test_a_truncated_distribution_is_reported_whole():
+def test_a_truncated_distribution_is_reported_in_full():
     logp = np.full((2, 6), -np.inf, np.float32)
     logp[0, :3] = np.log([0.5, 0.4995, 0.0005])
     logp[1, 0] = 0.0
@@ -70,18 +69,22 @@ def test_a_support_that_does_not_fit_is_an_error():
     assert trim_heads(ids, logp, Head(8, 1e-3, True, 40))[3]
 
 
-def test_more_is_asked_for_where_ties_can_widen_the_support():
+def test_more_tokens_are_requested_where_ties_can_widen_the_support():
     assert Head(64, 1e-3, False, 50_000).requested == 64
     assert Head(64, 1e-3, True, 50_000).requested == 96
     assert Head(64, 1e-3, True, 70).requested == 70
 
 
-def flat(rows: list[list[tuple[int, float]]]) -> FlatLogprobs:
-    result = FlatLogprobs()
-    for row in rows:
-        ids, values = zip(*row, strict=True)
-        result.append_fast(list(ids), list(values), iter(range(len(ids))), [None] * len(ids))
-    return result
+def flat(rows: list[list[tuple[int, float | None]]]) -> SimpleNamespace:
+    """The fields of vLLM's FlatLogprobs; integration/sampler reads real ones."""
+    ends = np.cumsum([len(row) for row in rows]).tolist()
+    pairs = [pair for row in rows for pair in row]
+    return SimpleNamespace(
+        start_indices=[0, *ends[:-1]],
+        end_indices=ends,
+        token_ids=[token for token, _ in pairs],
+        logprobs=[value for _, value in pairs],
+    )
 
 
 HEAD = Head(2, 1e-3, False, 50)
@@ -96,7 +99,7 @@ def test_the_drawn_token_comes_first():
 
 
 @pytest.mark.parametrize("value", [float("nan"), None, float("inf"), float("-inf"), 0.5])
-def test_what_is_no_log_probability_is_refused(value):
+def test_an_invalid_log_probability_is_rejected(value):
     rows = [list(row) for row in GOOD]
     rows[1][0] = (3, value)
     with pytest.raises(LogProbError, match="token 3 at position 1"):
@@ -104,19 +107,19 @@ def test_what_is_no_log_probability_is_refused(value):
 
 
 @pytest.mark.parametrize("value", [float("nan"), None])
-def test_a_head_with_nan_is_refused(value):
+def test_a_head_with_nan_is_rejected(value):
     rows = [list(row) for row in GOOD]
     rows[1][1] = (3, value)
     with pytest.raises(LogProbError, match="top tokens are NaN"):
         read_logprobs(flat(rows), [7, 3], HEAD)
 
 
-def test_missing_positions_and_other_tokens_are_refused():
+def test_missing_positions_and_different_tokens_are_rejected():
     with pytest.raises(LogProbError, match="2 tokens came with"):
         read_logprobs(flat(GOOD[:1]), [7, 3], HEAD)
-    with pytest.raises(LogProbError, match="expected 3 each"):
+    with pytest.raises(LogProbError, match="expected 2 positions of 3 tokens"):
         read_logprobs(flat([GOOD[0][:2], GOOD[1][:2]]), [7, 3], HEAD)
-    with pytest.raises(LogProbError, match="other tokens"):
+    with pytest.raises(LogProbError, match="different tokens"):
         read_logprobs(flat(GOOD), [7, 4], HEAD)
 
 
@@ -127,9 +130,9 @@ def span(start, end, version):
 def test_versions_are_integers_and_cover_every_token():
     assert read_spans([span(0, 2, "7"), span(2, 5, "8")], 5) == ((0, 2, 7), (2, 5, 8))
     for bad in ([], None, [span(0, 4, "7")], [span(1, 5, "7")], [span(0, 2, "7"), span(3, 5, "8")]):
-        with pytest.raises(LogProbError, match="do not cover 5 tokens"):
+        with pytest.raises(LogProbError, match="do not cover all 5 tokens"):
             read_spans(bad, 5)
-    with pytest.raises(LogProbError, match="before any weight version"):
+    with pytest.raises(LogProbError, match="before a weight version"):
         read_spans([span(0, 5, "default")], 5)
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from leeway_host.report import ReportError, write_report
-from leeway_host.report.plots import PANELS, running_mean
+from leeway_host.report.plots import panels, running_mean
 from leeway_host.report.read import read_run
 
 
@@ -61,12 +61,20 @@ def test_complete_run_shows_every_panel(tmp_path):
         "wall_s": 95,
     }
     text = page(write_run(tmp_path, rows, summary))
-    for panel in PANELS:
+    for panel in panels():
         assert f'id="plot-{panel.key}"' in text, panel.key
     assert "<td>3</td><td>1</td><td>ess</td><td>0.480</td>" in text
     assert "resync below 0.6" in text
     assert "0.250 → 0.850" in text
     assert "1 min 35 s" in text
+
+
+def test_a_metric_with_a_plot_and_an_undeclared_one_are_shown(tmp_path):
+    text = page(write_run(tmp_path, [row(i, **{"theirs/number": 2.5}) for i in range(3)]))
+    assert all(f'id="plot-{name}"' in text for name in ("lag-age", "lag-clip_fraction"))
+    assert "<td>response/length_mean</td><td>12.5</td>" in text
+    assert "<td>tokens</td><td>Mean response length, including the end-of-sequence token.</td>" in text
+    assert "<td>theirs/number</td><td>2.5</td>" in text
 
 
 def test_page_loads_nothing_from_the_network(tmp_path):

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from leeway.config import RunConfig
 from leeway.errors import UsageError
-from leeway_sampler.engine import SamplerEngine, engine_args, engine_environment, sampling_arguments
+from leeway_sampler.arguments import banning_settings, engine_args, engine_environment, sampling_arguments
 from leeway_sampler.generation import Head
-from leeway_sampler.status import Counters
-from leeway_sampler.watch import WeightWatcher
 
 
 def config(**sections) -> RunConfig:
     return RunConfig.model_validate({"task": {"kind": "digits"}, **sections})
 
 
-def test_processed_logprobs_are_always_asked_for():
+def test_processed_logprobs_are_always_requested():
     args = engine_args(config(), "dir", cpu=True, head=64)
     assert args["logprobs_mode"] == "processed_logprobs"
     assert args["enforce_eager"]
@@ -28,12 +27,12 @@ def test_processed_logprobs_are_always_asked_for():
 
 
 @pytest.mark.parametrize("name", ["logprobs_mode", "speculative_config", "model"])
-def test_arguments_that_would_bend_the_distribution_are_refused(name):
+def test_arguments_that_would_change_the_distribution_are_rejected(name):
     with pytest.raises(UsageError, match=name):
         engine_args(config(sampler={"engine_args": {name: "x"}}), "dir", cpu=True, head=64)
 
 
-def test_more_engine_arguments_pass():
+def test_other_engine_arguments_are_passed_on():
     args = engine_args(config(sampler={"engine_args": {"swap_space": 1}}), "dir", cpu=True, head=64)
     assert args["swap_space"] == 1
 
@@ -45,7 +44,7 @@ def test_sampling_never_bans_the_end():
     assert (arguments["logprobs"], arguments["seed"], arguments["max_tokens"]) == (96, 5, 9)
 
 
-def test_the_users_environment_stays():
+def test_the_users_environment_is_kept():
     environment = engine_environment(config(), {"OMP_NUM_THREADS": "7"})
     assert "OMP_NUM_THREADS" not in environment
     assert environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
@@ -63,16 +62,8 @@ def test_help_imports_nothing_heavy():
     assert out.stdout.splitlines()[-1] == "[]"
 
 
-def test_counters_add_up():
-    counters = Counters()
-    with counters.working():
-        counters.generated(10)
-        counters.generated(4, void=True)
-        assert counters.inflight == 1
-    engine = SamplerEngine(None, None, None, None)  # type: ignore[arg-type]
-    watcher = WeightWatcher(None, None, 1.0, None)  # type: ignore[arg-type]
-    watcher.set_fence("0.1.5")
-    status = counters.status("s", ready=True, engine=engine, watcher=watcher)
-    assert (status.tokens, status.tokens_voided, status.inflight, status.version) == (14, 4, 0, -1)
-    assert (status.epoch, status.fenced, status.passed, status.stuck) == (-1, True, "", None)
-    assert 0 <= status.busy_s <= status.uptime_s
+def test_settings_that_ban_tokens_are_named():
+    harmless = {"min_tokens": 0, "bad_words": [], "logit_bias": {}, "temperature": 0.7}
+    assert banning_settings(SimpleNamespace(**harmless)) == []
+    params = SimpleNamespace(ignore_eos=True, repetition_penalty=1.1, bad_words=["no"])
+    assert banning_settings(params) == ["ignore_eos=True", "bad_words=['no']", "repetition_penalty=1.1"]

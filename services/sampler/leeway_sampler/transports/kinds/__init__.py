@@ -1,0 +1,1 @@
+"""The built-in weight transports: one module each, which defines TRANSPORT."""

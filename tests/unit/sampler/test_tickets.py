@@ -1,0 +1,26 @@
+"""What becomes of a ticket, by version, deliveries and the sampler's state."""
+
+from __future__ import annotations
+
+import pytest
+
+from leeway_sampler.tickets import Fate, triage
+
+
+@pytest.mark.parametrize(
+    ("key", "ready", "deliveries", "fate"),
+    [
+        ((1, 7), True, 1, Fate.SERVE),
+        ((1, 7), True, 2, Fate.SERVE),
+        ((1, 7), True, 3, Fate.ALONE),
+        ((1, 7), False, 1, Fate.RETURN),
+        ((1, 7), False, 3, Fate.RETURN),
+        ((1, 6), True, 1, Fate.VOID),
+        ((1, 6), False, 3, Fate.VOID),
+        ((0, 9), True, 1, Fate.VOID),
+        ((1, 8), True, 1, Fate.RETURN),
+        ((2, 0), True, 3, Fate.RETURN),
+    ],
+)
+def test_triage(key, ready, deliveries, fate):
+    assert triage(key, (1, 7), ready=ready, deliveries=deliveries, max_deliveries=3) is fate
