@@ -1,17 +1,17 @@
-"""What tracing costs a step: one run that is traced half of the time, and the time of the spans themselves.
+"""What tracing costs per step: one run that is traced half of the time, and the CPU time of the spans.
 
     python benchmarks/bench_tracing.py                                    # the tiny model
     python benchmarks/bench_tracing.py examples/quickstart.yaml --steps 800 \\
         --set batch.prompts=1 batch.group_size=4 sync.ess_threshold=null sync.max_age=null \\
         sync.clip_fraction=null
 
-The second is a model of 135 million parameters, in many short steps that send no weights; 40 minutes.
+The second command trains a model of 135 million parameters in many short steps without resyncs; 40 minutes.
 
-paired     in the processes of one run, tracing is off and on in turn for some seconds: two runs of the same
-           configuration differ by 5 % in the time of a step, from their first to their last, and a machine
-           goes faster and slower from minute to minute. So each slot is compared with the two beside it
-direct     CPU time of the spans of one response and of one step, made by the services' own functions and sent
-           by the real exporter, times how many there are; as if none of it ran beside anything else
+paired     within one run, tracing is switched off and on every few seconds, and each slot is compared with its
+           two neighbours. Separate runs would not do: two runs of the same configuration differ by 5 % in
+           the time of a step, and the speed of a machine changes from minute to minute
+direct     CPU time of the spans of one response and of one step, created by the services' own functions and
+           sent by the real exporter, multiplied by their number, as if nothing ran in parallel
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 SKIPPED = 5
-"""First steps of a run, which wait for the first batch and compile."""
+"""Number of steps to skip: the first steps wait for the first batch and compile."""
 SLOT_S = 20
 BLOCK, LEAST_BLOCKS = 6, 8
 SEEN_AFTER_S = 0.25
-"""Longest time from the end of a step to its line in metrics.jsonl."""
+"""Maximum time from the end of a step to its line in metrics.jsonl."""
 ALONE = ("sync.max_lead=0", "trainer.checkpoint_every=100000")
-"""So that the work of a step is done within it."""
+"""Settings that keep all work of a step within that step."""
 SWITCH = """
 import os, sys, threading, time
 
@@ -63,12 +63,12 @@ def switch():
 if any(word.startswith("leeway_") for word in sys.orig_argv):
     threading.Thread(target=switch, daemon=True).start()
 """
-"""Of a sitecustomize module: what services import when they start."""
+"""Source of a sitecustomize module, which services import when they start."""
 RESPONSES = 4000
 
 
 def serve_receiver() -> None:
-    """Count spans that come in over OTLP/HTTP; a GET answers with {"name": count}. Prints its port first."""
+    """Count spans that arrive over OTLP/HTTP; a GET returns {"name": count}. Prints its port first."""
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
 
     counts: dict[str, int] = {}
@@ -104,7 +104,7 @@ def serve_receiver() -> None:
 
 @contextmanager
 def receiver() -> Iterator[str]:
-    """URL of a receiver in a process of its own."""
+    """URL of a receiver in a separate process."""
     process = subprocess.Popen([sys.executable, __file__, "--receiver"], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -126,8 +126,10 @@ def take_counts(url: str) -> dict[str, int]:
 def paired(
     config: Path, settings: list[str], steps: int, endpoint: str
 ) -> tuple[dict[int, list[float]], dict[str, float]]:
-    """Seconds of the steps in each slot of time (in odd ones there is tracing; steps that begin in another
-    are left out), and spans per step by name."""
+    """Duration in seconds of the steps in each time slot, and the number of spans per step by name.
+
+    Tracing is on in odd slots. Steps that begin in one slot and end in another are left out.
+    """
     environ = {k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}
     slots: dict[int, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -152,7 +154,7 @@ def paired(
 
 
 def neighbours(slots: dict[int, list[float]]) -> list[float]:
-    """log(on / off) of the mean step in each slot and the two beside it."""
+    """log(on / off) of the mean step, of each slot compared with its two neighbours."""
     means = {at: math.log(statistics.fmean(seconds)) for at, seconds in slots.items()}
     return [
         (1 if at % 2 else -1) * (means[at] - (means[at - 1] + means[at + 1]) / 2)
@@ -162,8 +164,10 @@ def neighbours(slots: dict[int, list[float]]) -> list[float]:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """95 % interval of the mean: bootstrap over means of BLOCK values (a slot is in up to three of them);
-    infinite with fewer than LEAST_BLOCKS."""
+    """95 % interval of the mean: a bootstrap over means of BLOCK values, because a slot is part of up to three.
+
+    Infinite with fewer than LEAST_BLOCKS blocks.
+    """
     blocks = [np.mean(values[at : at + BLOCK]) for at in range(0, len(values), BLOCK)]
     if len(blocks) < LEAST_BLOCKS:
         return -math.inf, math.inf
@@ -173,7 +177,7 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 def direct(run: RunConfig, endpoint: str) -> tuple[float, float]:
-    """CPU seconds of the spans of one response, and of those of a step beside its responses."""
+    """CPU seconds of the spans of one response, and of the other spans of a step."""
     from leeway.messages import Ticket, TicketHeader
     from leeway.telemetry.tracing import add_link, messaging, span, start_tracing, traceparent
     from leeway_sampler.serve import generate_span
@@ -199,7 +203,7 @@ def direct(run: RunConfig, endpoint: str) -> tuple[float, float]:
             )
             with span(
                 "llm_request", {f"gen_ai.latency.{i}": 0.1 for i in range(12)}
-            ):  # stands for vLLM's own
+            ):  # in place of vLLM's own span
                 pass
         with span("reward", {"leeway.item": 0}, parent=parent) as opened:
             assert opened is not None
@@ -243,7 +247,7 @@ def direct(run: RunConfig, endpoint: str) -> tuple[float, float]:
 
 
 def flush() -> None:
-    """Send what is held; the thread that sends counts to this process's CPU time."""
+    """Send pending spans; the exporting thread counts towards this process's CPU time."""
     from opentelemetry import trace
 
     provider: Any = trace.get_tracer_provider()
