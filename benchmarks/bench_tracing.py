@@ -7,9 +7,9 @@
 
 The second command trains a model of 135 million parameters in many short steps without resyncs; 40 minutes.
 
-paired     within one run, tracing is switched off and on every few seconds, and each slot is compared with its
-           two neighbours. Separate runs would not do: two runs of the same configuration differ by 5 % in
-           the time of a step, and the speed of a machine changes from minute to minute
+paired     within one run, tracing is switched off and on every few seconds, and each slot is compared with
+           its two neighbours. Separate runs would not do: two runs of the same configuration differ by 5 %
+           in the time of a step, and the speed of a machine changes from minute to minute
 direct     CPU time of the spans of one response and of one step, created by the services' own functions and
            sent by the real exporter, multiplied by their number, as if nothing ran in parallel
 """
