@@ -164,7 +164,7 @@ def neighbours(slots: dict[int, list[float]]) -> list[float]:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """95 % interval of the mean: a bootstrap over means of BLOCK values, because a slot is part of up to three.
+    """95 % interval of the mean: a bootstrap over means of BLOCK values, because a slot can be in three of them.
 
     Infinite with fewer than LEAST_BLOCKS blocks.
     """

@@ -11,12 +11,15 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from leeway.config import RunConfig
+from leeway.config.choice import choice_of
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "configuration.md"
@@ -48,14 +51,15 @@ def type_name(schema: dict[str, Any]) -> str:
     return " ".join([name, *bounds])
 
 
-def table(model: type[BaseModel], prefix: str) -> str:
+def table(model: type[BaseModel], prefix: str, without: Collection[str] = ()) -> str:
     """The keys of a section that are not sections themselves, as a table."""
     properties = model.model_json_schema()["properties"]
     lines = ["| key | type | default | |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
-        if is_section(field.annotation):
+        if is_section(field.annotation) or name in without:
             continue
-        shown = f"`{json.dumps(field.get_default(call_default_factory=True))}`"
+        default = field.get_default(call_default_factory=True)
+        shown = "required" if field.is_required() else f"`{json.dumps(default)}`"
         description = " ".join((field.description or "").split()).replace("|", "\\|")
         lines.append(f"| `{prefix}{name}` | {type_name(properties[name])} | {shown} | {description} |")
     return "\n".join(lines)
@@ -74,7 +78,19 @@ def build_page() -> str:
         if is_section(section):
             about = " ".join((section.__doc__ or "").split())
             parts.append(f"## {name}\n\n{about}\n\n{table(section, f'{name}.')}\n")
+            parts += choices(name, field)
     return "\n".join(parts)
+
+
+def choices(section: str, field: FieldInfo) -> Iterator[str]:
+    """A table for each model of a section whose keys depend on one of them."""
+    choice = choice_of(field.metadata)
+    for name, entry in choice.registry().items() if choice else ():
+        model = entry.settings
+        about = " ".join((model.__doc__ or "").split())
+        default = " (the default)" if name == choice.default else ""
+        own = table(model, f"{section}.", without=field.annotation.model_fields)
+        yield f"### {section}.{choice.key}: {name}\n\n{about}{default}\n\n{own}\n"
 
 
 def broken_links() -> list[str]:

@@ -17,8 +17,9 @@ from leeway.checks.monitor import replay
 from leeway.checks.result import ORDER, CheckResult, judge
 from leeway.config.load import load_config
 from leeway.errors import UsageError
-from leeway.messages import ReportHeader, SamplerStatus
-from leeway.streams import Keys, RedisUnavailable, connect, now, retrying
+from leeway.messages import ReportHeader
+from leeway.statuses import read_statuses
+from leeway.streams import Keys, RedisUnavailable, connect, now
 from leeway_host.launch.record import read_rows
 
 PROBE_WAIT_S = 60.0
@@ -139,10 +140,7 @@ def probe_samplers(client: redis.Redis, keys: Keys, wait_s: float = PROBE_WAIT_S
     request = int(cast(int, client.incr(keys.probe)))
     deadline = time.monotonic() + wait_s
     while True:
-        raw = retrying(lambda: client.hgetall(keys.samplers), budget_s=BUDGET_S, what="reading samplers")
-        statuses = [
-            SamplerStatus.model_validate_json(value) for value in cast(dict[bytes, bytes], raw).values()
-        ]
+        statuses = read_statuses(client, keys, budget_s=BUDGET_S)
         silent = [s.sampler for s in statuses if s.probe is None or s.probe.request < request]
         if statuses and not silent:
             time.sleep(2.0)  # the controller evaluates heartbeats once a second

@@ -11,8 +11,11 @@ import redis
 
 from leeway.kube import PodView
 from leeway.messages import MessageError, Report, SamplerStatus, decode
+from leeway.run_state import RunState
+from leeway.statuses import read_statuses
 from leeway.streams import Keys, now
 
+BUDGET_S = 5.0
 SHOWN = ("reward/mean", "lag/ess_tok", "lag/ess_seq", "lag/age", "grad_norm", "time/step_s")
 
 
@@ -39,26 +42,21 @@ class RunStatus:
 
 
 def read_status(client: redis.Redis, keys: Keys) -> RunStatus:
-    """What the run's keys say. Raises RedisError."""
-    raw = cast(Any, client.hgetall(keys.state))
-    if not raw:
+    """What the run's keys say. Raises RedisError, RedisUnavailable, MessageError."""
+    if not client.exists(keys.state):
         return RunStatus(run=keys.run, known=False)
-    state = json.loads(raw.get(b"controller") or "{}")
-    hashes = cast(Any, client.hgetall(keys.samplers))
-    samplers = sorted(
-        (SamplerStatus.model_validate_json(v) for v in hashes.values()), key=lambda s: s.sampler
-    )
+    state = RunState.load(client, keys, budget_s=BUDGET_S)
     return RunStatus(
         run=keys.run,
         known=True,
-        epoch=state.get("epoch", -1),
-        step=state.get("next_step", 0),
-        current=state.get("current"),
-        pending=state.get("pending"),
-        awaiting=state.get("awaiting"),
-        finished=state.get("finished", False),
+        epoch=state.epoch,
+        step=state.next_step,
+        current=state.current,
+        pending=state.pending,
+        awaiting=state.awaiting,
+        finished=state.finished,
         tickets=int(cast(Any, client.xlen(keys.tickets))),
-        samplers=samplers,
+        samplers=read_statuses(client, keys, budget_s=BUDGET_S),
         metrics=_last_metrics(client, keys),
     )
 

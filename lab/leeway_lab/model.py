@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leeway.config import ModelConfig, TaskConfig
+from leeway.config import ModelConfig
 from leeway.tasks import encode_prompt, load_task
+from leeway.tasks.kinds.digits import DigitsConfig
 from leeway_host.models import prepare_model
 from leeway_lab.spec import Condition, ModelSpec
 
@@ -68,9 +69,9 @@ class Task:
         return torch.tensor(found, dtype=torch.float64)
 
 
-def task_config(spec: ModelSpec, size: int = 4096) -> TaskConfig:
+def task_config(spec: ModelSpec, size: int = 4096) -> DigitsConfig:
     """The task as the product configures it."""
-    return TaskConfig(kind="digits", params={"length": spec.length}, reward="verifier", size=size)
+    return DigitsConfig(params={"length": spec.length}, reward="verifier", size=size)
 
 
 def base_directory(spec: ModelSpec) -> Path:

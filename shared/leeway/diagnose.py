@@ -7,17 +7,17 @@ from typing import Any
 
 import redis
 
-from leeway.messages import Event, EventHeader, MessageError, Ticket, decode, decode_status
-from leeway.streams import TICKETS_GROUP, Keys, append, now
-
-STARTING = "starting"
-"""Name of the event by which a service says that it begins to load its engine."""
+from leeway.errors import LeewayError
+from leeway.events import STARTING, read_recent_events, write_event
+from leeway.messages import MessageError, Ticket, decode
+from leeway.statuses import read_statuses
+from leeway.streams import TICKETS_GROUP, Keys, RedisUnavailable, now
 
 
 def tell_start(client: redis.Redis, keys: Keys, service: str, budget_s: float) -> None:
     """Say that `service` begins to load its engine, which the others must wait for."""
-    event = Event(EventHeader(source=service, name=STARTING, text=f"{service} is starting"))
-    append(client, keys.events, event, maxlen=10_000, budget_s=budget_s)
+    text = f"{service} is starting"
+    write_event(client, keys, source=service, name=STARTING, text=text, budget_s=budget_s)
 
 
 def is_stalled(client: redis.Redis, keys: Keys, silent_s: float, limit_s: float, start_s: float) -> bool:
@@ -33,9 +33,9 @@ def is_stalled(client: redis.Redis, keys: Keys, silent_s: float, limit_s: float,
 
 def _anyone_started(client: redis.Redis, keys: Keys, within_s: float) -> bool:
     try:
-        entries: Any = client.xrange(keys.events, min=int(1000 * (now() - within_s)))
-        return any(decode(Event, fields).header.name == STARTING for _, fields in entries)
-    except (redis.RedisError, MessageError):
+        events = read_recent_events(client, keys, within_s, budget_s=0.0)
+        return any(event.name == STARTING for event in events)
+    except (redis.RedisError, LeewayError):
         return False
 
 
@@ -51,7 +51,7 @@ def describe_tickets(client: redis.Redis, keys: Keys, limit: int = 6) -> str:
         waiting = int(client.xlen(keys.tickets)) - held
         beats = _heartbeats(client, keys)
         named = [_describe(client, keys, item, beats) for item in pending]
-    except redis.RedisError as exc:
+    except (redis.RedisError, RedisUnavailable, MessageError) as exc:
         if "NOGROUP" in str(exc):
             return "tickets: none was ever issued"
         return f"tickets: unknown, the server said: {exc}"
@@ -61,8 +61,7 @@ def describe_tickets(client: redis.Redis, keys: Keys, limit: int = 6) -> str:
 
 
 def _heartbeats(client: redis.Redis, keys: Keys) -> dict[str, float]:
-    raw: Any = client.hgetall(keys.samplers)
-    statuses = [decode_status(value) for value in raw.values()]
+    statuses = read_statuses(client, keys, budget_s=0.0)
     return {status.sampler: status.heartbeat for status in statuses}
 
 

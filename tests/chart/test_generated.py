@@ -38,7 +38,7 @@ def open_levels(node: Any, path: str = "") -> Iterator[str]:
         yield path
     for key, value in node.get("properties", {}).items():
         yield from open_levels(value, f"{path}.{key}".lstrip("."))
-    for key in ("items", "additionalProperties", "anyOf", "then"):
+    for key in ("items", "additionalProperties", "anyOf", "oneOf", "then"):
         yield from open_levels(node.get(key), path)
 
 

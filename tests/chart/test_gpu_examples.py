@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from leeway.config.load import load_config
-from leeway.tasks.load import load_task
-from leeway.tasks.scoring import build_reward
+from leeway.rewards import load_reward
+from leeway.tasks import load_task
 
 from .chart_support import ROOT, pick, render
 
@@ -44,7 +44,7 @@ def test_the_reward_wants_the_expression_between_its_tags(monkeypatch: pytest.Mo
     monkeypatch.chdir(ROOT)
     config = load_config(GPU[0], environ={}).task
     task = load_task(config)
-    reward, item = build_reward(config, task), task.item(0)
+    reward, item = load_reward(config, task), task.item(0)
     numbers = item.metadata["numbers"]
     assert reward(item, f"First ... so <answer>{item.answer}</answer>") == 1
     assert reward(item, item.answer) == -1  # not between tags

@@ -26,9 +26,8 @@ def score(response, answer, metadata):
         os.kill(os.getppid(), signal.SIGKILL)  # the sampler that this worker belongs to
     return 0.5
 
-from leeway.config import TaskConfig
-from leeway.tasks import load_task
-task = load_task(TaskConfig(kind="digits", size=8, reward="exact"))
+from leeway.tasks import load_task, task_config
+task = load_task(task_config(kind="digits", size=8, reward="exact"))
 INDEX = {task.item(i).answer: str(i) for i in range(8)}
 """
 """A reward that kills the sampler over the first item that it sees, as a native library with a fault may."""
@@ -48,7 +47,7 @@ def test_a_killed_sampler_is_replaced_and_no_ticket_is_lost_or_doubled(start_run
     run.service("leeway_sampler", "sampler-0").send_signal(signal.SIGKILL)
     code, output = run.finish(400)
     assert code == 0, output
-    assert "sampler-0 ended (killed by SIGKILL) and was started again" in output
+    assert "sampler-0 ended (killed by SIGKILL) and was restarted" in output
     assert run.summary()["steps"] == 6
     assert digests(run) == digests(calm)
     run.assert_nothing_left()
@@ -66,7 +65,7 @@ def test_a_sampler_killed_between_start_and_finish_of_an_update(
     code, output = run.finish(400)
     assert code == 0, output
     assert mark.read_text() == "killed"
-    assert "sampler-0 ended (killed by SIGKILL) and was started again" in output
+    assert "sampler-0 ended (killed by SIGKILL) and was restarted" in output
     rows = run.rows()
     assert [row["weights/version"] for row in rows] == [0, 0, 1, 1, 2, 2]
     for row in rows:
@@ -139,7 +138,7 @@ def test_a_ticket_that_kills_its_samplers_is_named(start_run: StartRun, tmp_path
     item = (tmp_path / "victim").read_text()
     assert re.search(rf"ticket 1\.\d+\.\d+\.\d+\.\d+ \(item {item} of the data set", output), output
     assert re.search(r"handed out \d times and each of its samplers died", output)
-    assert "sampler-0 ended (killed by SIGKILL) and was started again" in output
+    assert "sampler-0 ended (killed by SIGKILL) and was restarted" in output
     assert run.summary()["status"] == "failed"
     run.assert_nothing_left()
 
@@ -200,7 +199,7 @@ def test_a_killed_controller_goes_on(start_run: StartRun) -> None:
     run.service("leeway_controller").send_signal(signal.SIGKILL)
     code, output = run.finish()
     assert code == 0, output
-    assert "controller ended (killed by SIGKILL) and was started again" in output
+    assert "controller ended (killed by SIGKILL) and was restarted" in output
     assert run.summary()["steps"] == 12
     run.assert_nothing_left()
 

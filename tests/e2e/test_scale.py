@@ -9,7 +9,7 @@ import sys
 import pytest
 from e2e_support import ROOT, Run, StartRun
 
-from leeway_host.launch.local import plan_samplers
+from leeway_host.launch.fleet import plan_samplers
 
 pytestmark = [pytest.mark.timeout(900)]
 
@@ -46,5 +46,5 @@ def test_one_to_two_to_one(start_run: StartRun) -> None:
     code, output = run.finish()
     assert code == 130, output
     assert "scaled to 2 samplers" in output and "scaled to 1 samplers" in output
-    assert not (run.out / ".place").exists()
+    assert not (run.out / ".address").exists()
     run.assert_nothing_left()

@@ -309,12 +309,11 @@ class _Attestation:
         self.client, self.keys, self.names, self.services = client, keys, names, services
 
     def until(self, holds: Callable[[Any], bool], budget_s: float, what: str) -> list[Any]:
-        from leeway.messages import SamplerStatus
+        from leeway.statuses import read_statuses
 
         deadline = time.monotonic() + budget_s
         while time.monotonic() < deadline:
-            raw: Any = self.client.hgetall(self.keys.samplers)
-            statuses = [SamplerStatus.model_validate_json(value) for value in raw.values()]
+            statuses = read_statuses(self.client, self.keys, budget_s=budget_s)
             if len(statuses) == len(self.names) and all(holds(status) for status in statuses):
                 return statuses
             for service in self.services:

@@ -27,12 +27,13 @@ def weights(
     as_json: AsJson = False,
 ) -> None:
     """What a broadcast of weights costs, in full and as a delta, with real AdamW updates."""
-    from leeway.config import ModelConfig, TaskConfig
+    from leeway.config import ModelConfig
+    from leeway.tasks.kinds.digits import DigitsConfig
     from leeway_host.bench.weights import bench_weights
     from leeway_host.models import prepare_model
 
     counts = _rising(steps)
-    directory = prepare_model(ModelConfig(name=model), task=TaskConfig(kind="digits"))
+    directory = prepare_model(ModelConfig(name=model), task=DigitsConfig())
 
     def progress(text: str) -> None:
         if not as_json:

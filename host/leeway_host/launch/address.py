@@ -1,6 +1,7 @@
-"""Where a run of this machine can be reached while it lives: the file DIR/.place, for its owner alone.
+"""How to reach a run on this machine while it is alive: the file DIR/.address, readable only by its owner.
 
-`leeway scale` and `leeway status` find the run's Redis by it; address and password change with every run.
+`leeway scale` and `leeway status` use it to find the run's Redis, whose port and password change with every
+run.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from pathlib import Path
 
 from leeway.errors import UsageError
 
-FILE = ".place"
+FILE = ".address"
 
 
 @dataclass(frozen=True)
-class Place:
+class RunAddress:
     """A run's name and the URL of its Redis."""
 
     run: str
@@ -26,22 +27,22 @@ class Place:
 
 
 @contextmanager
-def published(out: Path, place: Place) -> Iterator[None]:
-    """`place` in `out` while the context lasts."""
+def published(out: Path, address: RunAddress) -> Iterator[None]:
+    """Keep `address` in the directory `out` for as long as the context is open."""
     path = out / FILE
     path.unlink(missing_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(asdict(place), file)
+        json.dump(asdict(address), file)
     try:
         yield
     finally:
         path.unlink(missing_ok=True)
 
 
-def find_place(out: Path) -> Place:
-    """The place of the run in `out`. Raises UsageError when none is going on there."""
+def find_address(out: Path) -> RunAddress:
+    """The address of the run in `out`. Raises UsageError when no run is active there."""
     try:
-        return Place(**json.loads((out / FILE).read_text(encoding="utf-8")))
+        return RunAddress(**json.loads((out / FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as exc:
-        raise UsageError(f"{out}: no run is going on there ({out / FILE} cannot be read)") from exc
+        raise UsageError(f"{out}: no run is active there ({out / FILE} cannot be read)") from exc

@@ -1,4 +1,4 @@
-"""What a run needs for itself before it starts: an output directory, a checkpoint that fits, free ports."""
+"""What a run needs before it starts: an output directory of its own, a checkpoint that fits, free ports."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from leeway.config import RunConfig
 from leeway.errors import UsageError
 
 CONFIG_FILE = "config.yaml"
+LAST_PORT = 65535
 
 
 def default_out(config: RunConfig) -> Path:
@@ -27,9 +29,9 @@ def default_out(config: RunConfig) -> Path:
 
 @contextmanager
 def claimed(out: Path, resume: bool) -> Iterator[None]:
-    """Hold the output directory: nobody else writes there, and no other run's results are overwritten.
+    """Lock the output directory: no other process writes there, and no other run's results are overwritten.
 
-    Raises UsageError when it cannot be used, is in use, holds another run, or holds none to resume.
+    Raises UsageError when it cannot be used, is in use, contains another run, or contains none to resume.
     """
     if resume and not (out / CONFIG_FILE).exists():
         raise UsageError(f"--resume {out}: no run there ({out / CONFIG_FILE} is missing)")
@@ -50,20 +52,30 @@ def claimed(out: Path, resume: bool) -> Iterator[None]:
         metrics = out / "metrics.jsonl"
         if not resume and metrics.exists() and metrics.stat().st_size:
             raise UsageError(
-                f"{out} holds a run already: give another --out, or go on with it by --resume {out}"
+                f"{out} already contains a run: choose another --out, or continue it with --resume {out}"
             )
         yield
 
 
-def check_checkpoint(out: Path, config: RunConfig) -> bool:
-    """True when `out` has a checkpoint that this configuration can go on from, False when it has none.
-
-    Raises UsageError when there is one but it was written by another configuration, or nothing is left to do.
-    """
+def read_checkpoint(out: Path) -> dict[str, Any] | None:
+    """State of the last checkpoint in `out` (`next_batch`, `model`, ...); None when there is none."""
     pointer = out / "checkpoints" / "latest"
     if not pointer.exists():
+        return None
+    state: dict[str, Any] = json.loads(
+        (pointer.parent / pointer.read_text().strip() / "leeway.json").read_text()
+    )
+    return state
+
+
+def check_checkpoint(out: Path, config: RunConfig) -> bool:
+    """True when `out` has a checkpoint that this configuration can continue from, False when it has none.
+
+    Raises UsageError when another configuration wrote it, or when no step is left to do.
+    """
+    state = read_checkpoint(out)
+    if state is None:
         return False
-    state = json.loads((pointer.parent / pointer.read_text().strip() / "leeway.json").read_text())
     trainer = config.trainer
     now = {
         "ranks": trainer.ranks,
@@ -79,20 +91,22 @@ def check_checkpoint(out: Path, config: RunConfig) -> bool:
             )
     if state["next_batch"] >= trainer.steps:
         raise UsageError(
-            f"--resume {out}: {state['next_batch']} of trainer.steps={trainer.steps} steps are done already; "
-            f"to go on give more, for example --steps {state['next_batch'] + 10}"
+            f"--resume {out}: {state['next_batch']} of trainer.steps={trainer.steps} steps are already done; "
+            f"to continue, increase them, for example --steps {state['next_batch'] + 10}"
         )
     return True
 
 
 def check_ports(config: RunConfig) -> None:
-    """Refuse sampler ports that somebody listens on."""
-    first = config.sampler.http_port
-    if first and first + config.sampler.replicas > 65536:
+    """Raises UsageError for a sampler port that is in use or out of range."""
+    first, replicas = config.sampler.http_port, config.sampler.replicas
+    if not first:
+        return
+    if first + replicas - 1 > LAST_PORT:
         raise UsageError(
-            f"sampler.http_port={first}: the last of {config.sampler.replicas} ports is beyond 65535"
+            f"sampler.http_port={first}: the last of {replicas} ports would be above {LAST_PORT}"
         )
-    for port in range(first, first + config.sampler.replicas) if first else ():
+    for port in range(first, first + replicas):
         with socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -100,5 +114,5 @@ def check_ports(config: RunConfig) -> None:
             except OSError as exc:
                 raise UsageError(
                     f"sampler.http_port: port {port} on {config.sampler.http_host} cannot be used "
-                    f"({exc.strerror}); choose another one, or 0 for none"
+                    f"({exc.strerror}); choose another port, or 0 for none"
                 ) from exc

@@ -1,16 +1,19 @@
 """`leeway run`: all services of a run as processes of this machine.
 
-prepare    check the task, the server and the ports; build or find the model
-start      Redis, controller, trainer, samplers
-watch      reports and verdicts into metrics.jsonl and the table; restart what may be restarted
-stop       samplers drain; whatever is left is killed; summary.json is written in every case
+claim      the output directory belongs to this run alone                       claims.py
+prepare    check the task, the server and the ports; build or find the model    server.py, leeway_host.models
+start      controller, trainer, samplers                                        commands.py, fleet.py
+watch      every 0.2 s until the trainer is done:                               below
+               keep the embedded server alive                                   server.py
+               reports, verdicts, heartbeats -> metrics.jsonl, table            follow.py
+               restart what may be restarted, scale                             fleet.py
+           ends early with: a signal, a service that fails, no progress, no server
+stop       samplers drain, what is left is killed; summary.json is written in every case
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import time
 import traceback
 from contextlib import ExitStack
@@ -19,55 +22,29 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import redis
 
 from leeway.config import RunConfig
 from leeway.config.load import dump_config
 from leeway.diagnose import describe_tickets, is_stalled
-from leeway.errors import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_POISONED,
-    EXIT_STALLED,
-    EXIT_USAGE,
-    LeewayError,
-    StalledError,
-    UsageError,
-)
-from leeway.messages import Event, Report, ReportHeader, Verdict, decode, decode_status
-from leeway.streams import SCALE_FIELD, Keys, RedisUnavailable, Tail, client_name, connect, retrying
-from leeway_host.launch.address import Place, published
+from leeway.errors import EXIT_FAILED, LeewayError, StalledError
+from leeway.messages import ReportHeader
+from leeway.streams import Keys, RedisUnavailable
+from leeway_host.launch.address import RunAddress, published
 from leeway_host.launch.checks import CheckFile
-from leeway_host.launch.claims import CONFIG_FILE, check_checkpoint, check_ports, claimed
-from leeway_host.launch.history import is_repeat
+from leeway_host.launch.claims import check_checkpoint, check_ports, claimed
+from leeway_host.launch.commands import SERVICES_CONFIG, LaunchPlan
+from leeway_host.launch.fleet import Fleet
+from leeway_host.launch.follow import Follower
+from leeway_host.launch.interrupt import Interrupted, StopRequest
 from leeway_host.launch.record import Recorder, write_atomic
-from leeway_host.launch.services import Service, describe_exit, stop_all
+from leeway_host.launch.server import RunServer, run_server
 from leeway_host.launch.table import View, open_view
-from leeway_host.redis_server import EmbeddedRedis
 
-REDIS_ENV = "LEEWAY_REDIS_URL"
 POLL_S = 0.2
 SERVER_S = 1.0
-"""Longest wait for the server in one pass of the loop: in between the launcher looks whether it died."""
-RESTARTS = 3
-"""Of the controller, and of a server of the run's own."""
-SERVICES_CONFIG = ".services.yaml"
-"""What the processes read; it becomes CONFIG_FILE once the trainer has started with it."""
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class RunFailed(LeewayError):
-    """A process of the run failed; the message holds its name and log tail."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
-class Interrupted(LeewayError):
-    """Ctrl-C or SIGTERM."""
-
-    exit_code = EXIT_INTERRUPTED
+"""Maximum wait for the server in one pass of the loop: in between, the launcher checks whether it died."""
+FAILURE_GRACE_S = 2.0
+"""Time between SIGTERM and SIGKILL for services of a run that failed."""
 
 
 @dataclass(frozen=True)
@@ -79,384 +56,142 @@ class Result:
     exit_code: int
 
 
-def plan_samplers(names: list[str], wanted: int) -> tuple[set[str], list[str]]:
-    """(those that go, those that stay): the youngest go first."""
-    return set(names[wanted:]), names[:wanted]
+class LocalRun:
+    """One run on this machine. `run()` returns a Result for every way a run can end, and leaves no process.
 
-
-class StopRequest:
-    """SIGINT, SIGTERM and SIGHUP while it is entered: remembered, and looked at by `check`.
-
-    With `immediate` set the signal also raises Interrupted where it arrives, to cut short work that does not
-    look; Python drops such an exception in a few places, which is why it is remembered as well.
+    `prepare_model`, `on_report` and `after_pass` are for subclasses, as is `min_restarts` (see Fleet).
     """
 
-    def __init__(self) -> None:
-        self.number: int | None = None
-        self.immediate = False
-
-    def __enter__(self) -> StopRequest:
-        self._before = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: object) -> None:
-        self.number = number
-        if self.immediate:
-            self.check()
-
-    def check(self) -> None:
-        """Raise Interrupted when a signal came."""
-        if self.number is not None:
-            raise Interrupted(f"stopped by {signal.Signals(self.number).name}")
-
-
-class LocalRun:
-    """One run on this machine. `run()` never raises; it returns a Result and leaves no process behind."""
+    min_restarts = 0
 
     def __init__(self, config: RunConfig, out: Path, *, resume: bool = False, as_json: bool = False) -> None:
         self.config, self.out, self.resume, self.as_json = config, out, resume, as_json
-        self.services: list[Service] = []
         self.run_id = f"{config.name}-{time.strftime('%Y%m%d%H%M%S')}-{os.getpid()}"
         self.keys = Keys(self.run_id)
-        self.began = False
-        self.wanted_samplers = config.sampler.replicas
-        self.leaving: list[Service] = []
-        """Samplers that were told to drain and go."""
-        self.reward_errors: set[str] = set()
-        self.server: EmbeddedRedis | None = None
-        self.server_restarts = 0
-        self.last_report: ReportHeader | None = None
+        self.started = False
+        """True once the trainer has loaded: from then on the directory holds results of this run."""
 
     def run(self) -> Result:
         """Prepare, start, watch, stop. Raises UsageError when the output directory cannot be used."""
-        with claimed(self.out, self.resume):
-            return self._run_claimed()
-
-    def _run_claimed(self) -> Result:
-        status, error, code = "completed", None, 0
-        self.recorder = Recorder(self.out, self.config, self.run_id)
-        self.view: View = open_view(self.config.trainer.steps, self.as_json)
-        with StopRequest() as self.stop, ExitStack() as stack:
+        with claimed(self.out, self.resume), StopRequest() as self.stop, ExitStack() as stack:
+            self.recorder = Recorder(self.out, self.config, self.run_id)
+            self.view: View = open_view(self.config.trainer.steps, self.as_json)
             stack.callback(self.view.close)
-            try:
-                self._run(stack)
-            except Interrupted as exc:
-                status, error, code = "interrupted", str(exc), exc.exit_code
-            except LeewayError as exc:
-                status = "stalled" if isinstance(exc, StalledError) else "failed"
-                error, code = str(exc), exc.exit_code
-            except Exception as exc:  # noqa: BLE001 (a bug or a full disk must still end with a summary)
-                status, code = "failed", EXIT_FAILED
-                error = f"{type(exc).__name__}: {exc}; more with --set telemetry.log_level=DEBUG"
-                if self.config.telemetry.log_level == "DEBUG":
-                    error = traceback.format_exc()
-            finally:
-                self.stop.immediate = False
-                # Without mercy after a failure, with a drain after success (which _run has done).
-                stop_all(self.services, grace_s=2.0)
-            # A resume that was refused must not turn a good run's summary into a failed one.
-            summary = self.recorder.finish(status, error, write=self.began or not self.resume)
+            status, error, code = self._run_to_an_end(stack)
+            # A resume that was rejected must not turn a good run's summary into a failed one.
+            summary = self.recorder.finish(status, error, write=self.started or not self.resume)
         return Result(summary, self.out, code)
 
-    # -- prepare and start ------------------------------------------------------------
+    def _run_to_an_end(self, stack: ExitStack) -> tuple[str, str | None, int]:
+        """(status, error, exit code) of the run, whatever ended it."""
+        try:
+            with ExitStack() as processes:
+                self._run(stack, processes)
+        except Interrupted as exc:
+            return "interrupted", str(exc), exc.exit_code
+        except LeewayError as exc:
+            status = "stalled" if isinstance(exc, StalledError) else "failed"
+            return status, str(exc), exc.exit_code
+        except Exception as exc:  # noqa: BLE001 (a bug or a full disk must still end with a summary)
+            error = f"{type(exc).__name__}: {exc}; for details add --set telemetry.log_level=DEBUG"
+            if self.config.telemetry.log_level == "DEBUG":
+                error = traceback.format_exc()
+            return "failed", error, EXIT_FAILED
+        finally:
+            self.stop.immediate = False
+        return "completed", None, 0
 
-    def _run(self, stack: ExitStack) -> None:
+    def _run(self, stack: ExitStack, processes: ExitStack) -> None:
+        """The life of a run. `processes` is closed first, `stack` after the summary was written."""
+        from leeway.rewards import load_reward
         from leeway.tasks import load_task
 
-        self.stop.immediate = True
+        self.stop.immediate = True  # nothing runs yet that would need a drain
         check_ports(self.config)
-        load_task(self.config.task)
+        load_reward(self.config.task, load_task(self.config.task))
         if self.resume:
             check_checkpoint(self.out, self.config)
-        url = self._redis_url(stack)
-        self.client = self._connect(url)
-        stack.callback(self.client.close)
-        stack.callback(self._delete_keys)
-        self.checks = CheckFile(self.client, self.keys, self.out)
+        self.redis: RunServer = stack.enter_context(run_server(self.config, self.keys, self.view.note))
+        self.checks = CheckFile(self.redis.client, self.keys, self.out)
         stack.callback(self.checks.close)
-        stack.enter_context(published(self.out, Place(self.run_id, url)))
-        model = self._prepare_model()
+        stack.enter_context(published(self.out, RunAddress(self.run_id, self.redis.url)))
+        model = self.prepare_model()
         self.stop.immediate = False
+
         write_atomic(self.out / SERVICES_CONFIG, dump_config(self.config))
-        self._start_services(url, model)
+        plan = LaunchPlan(self.config, self.out, self.run_id, self.redis.url, model)
+        self.fleet = Fleet(plan, self.view.note, resume=self.resume, min_restarts=self.min_restarts)
+        processes.callback(self.fleet.stop, FAILURE_GRACE_S)
+        self.fleet.start()
         if self.config.redis.url:
-            self.view.note(f"run {self.run_id}; leeway resync {self.run_id} --redis URL asks for new weights")
+            self.view.note(f"run {self.run_id}; leeway resync {self.run_id} --redis URL requests new weights")
         self._watch()
         self.view.status("stopping")
-        stop_all(self.services, grace_s=self.config.sampler.drain_s + 10)
+        self.fleet.stop(self.config.sampler.drain_s + 10)
 
-    def _prepare_model(self) -> Path:
+    def prepare_model(self) -> Path:
+        """Directory of the model, built or fetched if necessary."""
         from leeway_host.models import prepare_model
 
         return prepare_model(
             self.config.model, task=self.config.task, seed=self.config.seed, progress=self.view.status
         )
 
-    def _connect(self, url: str) -> redis.Redis:
-        try:
-            return connect(
-                url,
-                socket_timeout_s=self.config.redis.socket_timeout_s,
-                wait_s=5.0,
-                name=client_name(self.run_id, "launcher"),
-            )
-        except RedisUnavailable as exc:
-            raise UsageError(f"{exc}; start that server, or leave --redis and redis.url away") from exc
-
-    def _redis_url(self, stack: ExitStack) -> str:
-        if self.config.redis.url:
-            return self.config.redis.url
-        settings = self.config.redis
-        server = EmbeddedRedis(maxmemory_mib=settings.maxmemory_mib, appendonly=settings.appendonly)
-        stack.callback(server.stop)
-        self.server = server.start()
-        return server.url
-
-    def _delete_keys(self) -> None:
-        # Only for a server that outlives the run; a run's keys are of no use without its processes.
-        if self.config.redis.url:
-            try:
-                names = list(self.client.scan_iter(match=self.keys.key("*").replace("[", "\\["), count=1000))
-                if names:
-                    self.client.unlink(*names)
-            except redis.RedisError as exc:
-                self.view.note(f"the keys of {self.run_id} were left on the server: {exc}")
-
-    def _start_services(self, url: str, model: Path) -> None:
-        common = [
-            "--config",
-            str(self.out / SERVICES_CONFIG),
-            "--run",
-            self.run_id,
-            "--redis",
-            f"env:{REDIS_ENV}",
-        ]
-        common += ["--model", str(model)]
-        urls = {"controller": url, "trainer": url, "sampler": url, **self.config.redis.service_urls}
-        env = {name: {REDIS_ENV: place, "TOKENIZERS_PARALLELISM": "false"} for name, place in urls.items()}
-        python = [sys.executable, "-m"]
-        self.controller = self._service(
-            "controller",
-            [*python, "leeway_controller", *common, *self._metrics_port(0)],
-            env["controller"],
-            max_restarts=RESTARTS,
-        )
-        trainer = [*python, "leeway_trainer"]
-        if self.config.trainer.ranks > 1:
-            trainer = [
-                *python,
-                "torch.distributed.run",
-                "--standalone",
-                f"--nproc-per-node={self.config.trainer.ranks}",
-                "-m",
-                "--",  # torchrun would take our --run for its own --run-path
-                "leeway_trainer",
-            ]
-        trainer += [*common, *self._metrics_port(1), "--out", str(self.out)]
-        self.trainer = self._service(
-            "trainer", trainer, env["trainer"], max_restarts=self.config.trainer.max_restarts
-        )
-        if self.resume:
-            self._resume_trainer()
-        self.samplers: list[Service] = []
-        self.sampler_command = [*python, "leeway_sampler", *common], env["sampler"]
-        for _ in range(self.config.sampler.replicas):
-            self._add_sampler()
-        for service in self.services:
-            service.start()
-
-    def _add_sampler(self) -> Service:
-        argv, env = self.sampler_command
-        index, port = len(self.samplers), self.config.sampler.http_port
-        argv = [*argv, *self._metrics_port(2 + index), "--id", f"sampler-{index}"]
-        argv += ["--port", str(port + index if port else 0)]
-        restarts = self.config.sampler.max_restarts
-        self.samplers.append(self._service(f"sampler-{index}", argv, env, max_restarts=restarts))
-        return self.samplers[-1]
-
-    def _scale(self) -> None:
-        """Start or drain samplers as `leeway scale samplers` asked."""
-        raw: Any = retrying(
-            lambda: self.client.hget(self.keys.state, SCALE_FIELD),
-            budget_s=SERVER_S,
-            what="reading the scale",
-        )
-        wanted = int(raw) if raw else self.wanted_samplers
-        if wanted == self.wanted_samplers:
-            return
-        self.wanted_samplers = wanted
-        going, staying = plan_samplers([s.name for s in self.samplers if s not in self.leaving], wanted)
-        for service in self.samplers:
-            if service.name in going:
-                self.leaving.append(service)
-                service.terminate()
-        for _ in range(wanted - len(staying)):
-            self._add_sampler().start()
-        self.view.note(f"scaled to {wanted} samplers")
-
-    def _metrics_port(self, number: int) -> list[str]:
-        # All services of this machine share one configuration, so each is told its own port.
-        first = self.config.telemetry.metrics_port
-        return ["--metrics-port", str(first + number if first else 0)]
-
-    def _service(self, name: str, argv: list[str], env: dict[str, str], max_restarts: int = 0) -> Service:
-        service = Service(name, argv, self.out / "logs" / f"{name}.log", env, max_restarts)
-        self.services.append(service)
-        return service
-
-    def _resume_trainer(self) -> bool:
-        """Let the trainer's next start go on from the last checkpoint; False when there is none."""
-        if not (self.out / "checkpoints" / "latest").exists():
-            return False
-        if "--resume" not in self.trainer.argv:
-            self.trainer.argv += ["--resume", str(self.out)]
-        return True
-
-    # -- watch ------------------------------------------------------------------------
-
     def _watch(self) -> None:
-        """Until trainer and controller are done. Raises RunFailed, StalledError or Interrupted."""
-        tails = [
-            Tail(self.client, stream, budget_s=SERVER_S)
-            for stream in (self.keys.reports, self.keys.verdicts, self.keys.events)
-        ]
-        began = answered = self.progress_at = time.monotonic()
+        """Return when the trainer is done. Raises a LeewayError for everything else that ends a run."""
+        follower = Follower(
+            self.redis.client,
+            self.keys,
+            self.recorder,
+            self.view,
+            self.checks,
+            self._take_report,
+            budget_s=SERVER_S,
+        )
+        answered_at = time.monotonic()
         while True:
             self.stop.check()
-            self._keep_server()
-            done = self.trainer.poll() == 0
+            self.redis.keep_alive()
+            finished = self.fleet.finished  # before the streams are read, so that the last reports are in
             try:
-                self._drain(*tails)
-                self._scale()
-                answered = time.monotonic()
+                follower.update()
+                self.fleet.scale(follower.wanted_samplers(self.fleet.wanted_samplers))
+                answered_at = time.monotonic()
             except RedisUnavailable:
-                if time.monotonic() - answered > self.config.redis.reconnect_s:
+                if time.monotonic() - answered_at > self.config.redis.reconnect_s:
                     raise
                 continue
-            if done:
+            if finished:
                 return
-            self._check_services()
-            self._check_progress()
-            self._show_status(time.monotonic() - began)
-            self._after_pass()
+            self.fleet.restart_ended()
+            self._check_progress(time.monotonic() - follower.progress_at)
+            self.view.status(follower.describe())
+            self.after_pass()
             time.sleep(POLL_S)
 
-    def _check_progress(self) -> None:
-        """Controller and trainer watch the run and each other; this is for the case that both hang."""
+    def _take_report(self, report: ReportHeader) -> None:
+        self.started = self.started or report.event == "started"
+        self.on_report(report)
+
+    def on_report(self, report: ReportHeader) -> None:
+        """Called with every report, including those of steps that are trained again later."""
+
+    def after_pass(self) -> None:
+        """Called after every pass of the loop."""
+
+    def _check_progress(self, silent_s: float) -> None:
+        """StalledError after `silent_s` seconds without a report, if that is too long.
+
+        Controller and trainer watch the run and each other; this covers the case that both hang.
+        """
         limit, start_s = self.config.sync.stall_timeout_s, self.config.sampler.start_timeout_s
         if not self.recorder.rows:
             limit = max(limit, start_s)
-        silent = time.monotonic() - self.progress_at
-        if is_stalled(self.client, self.keys, silent, 2 * limit, start_s):
-            states = (f"{s.name} {psutil.Process(s.pid).status()}" for s in self.services if s.running)
+        client = self.redis.client
+        if is_stalled(client, self.keys, silent_s, 2 * limit, start_s):
+            running = [service for service in self.fleet.services if service.running]
+            states = ", ".join(f"{s.name} {psutil.Process(s.pid).status()}" for s in running)
             raise StalledError(
-                f"no report for {silent:.0f} s, and neither controller nor trainer said why; "
-                f"processes: {', '.join(states)}; {describe_tickets(self.client, self.keys)}"
+                f"no report for {silent_s:.0f} s, and neither controller nor trainer has said why; "
+                f"processes: {states}; {describe_tickets(client, self.keys)}"
             )
-
-    def _after_pass(self) -> None:
-        """Called after every pass of the loop; a chaos run injects its faults here."""
-
-    def _on_report(self, report: ReportHeader) -> None:
-        """Called with every report, also those of steps that are trained again later."""
-
-    def _keep_server(self) -> None:
-        """Start a server of the run's own again when it died."""
-        if self.server is None or self.server.returncode is None:
-            return
-        died = f"the Redis server ended ({describe_exit(self.server.returncode)})"
-        if self.server_restarts >= RESTARTS:
-            raise RunFailed(f"{died} {RESTARTS + 1} times; its log:\n{self.server.log_tail()}", EXIT_FAILED)
-        self.server_restarts += 1
-        self.server.restart()
-        lost = "nothing is lost" if self.server.appendonly else "what was in flight is generated again"
-        self.view.note(f"{died} and was started again; {lost}")
-
-    def _drain(self, reports: Tail, verdicts: Tail, events: Tail) -> None:
-        raw: Any = retrying(
-            lambda: self.client.hgetall(self.keys.samplers), budget_s=SERVER_S, what="reading samplers"
-        )
-        self.statuses = [decode_status(value) for value in raw.values()]
-        self.recorder.samplers.update(self.statuses)
-        self.checks.update(budget_s=SERVER_S)
-        self.recorder.check_counts = self.checks.counts()
-        for entry in events.read(block_s=None):
-            event = decode(Event, entry.fields).header
-            if event.level != "info":
-                self.view.note(f"{event.source}: {event.text}")
-        # One at a time: the server may go away in between, and none that was read may be forgotten.
-        while entries := reports.read(count=1, block_s=None):
-            report = decode(Report, entries[0].fields).header
-            if is_repeat(self.last_report, report):
-                continue
-            self.last_report, self.progress_at = report, time.monotonic()
-            self._on_report(report)
-            if report.event == "started":
-                self.began = True
-                write_atomic(self.out / CONFIG_FILE, dump_config(self.config))
-                self.recorder.started(report.step)
-            elif report.event == "step":
-                self.recorder.step(report)
-                self._note_reward_errors(report)
-            # A verdict follows its report; reading it in between keeps each row with its own verdict.
-            self._take_verdicts(verdicts)
-        self._take_verdicts(verdicts)
-
-    def _note_reward_errors(self, report: ReportHeader) -> None:
-        text = str(report.metrics.get("reward/error") or "")
-        if text and text not in self.reward_errors and len(self.reward_errors) < 5:
-            self.reward_errors.add(text)
-            count = int(float(report.metrics.get("reward/errors") or 0))
-            self.view.note(f"step {report.step + 1}: {count} responses could not be scored, such as: {text}")
-
-    def _take_verdicts(self, verdicts: Tail) -> None:
-        for entry in verdicts.read(count=1, block_s=None):
-            row = self.recorder.verdict(decode(Verdict, entry.fields).header)
-            if row is not None:
-                self.view.row(row)
-
-    def _check_services(self) -> None:
-        for service in self.services:
-            code = service.poll()
-            if code is None or (code == 0 and service is self.controller):
-                continue
-            if service in self.leaving:
-                continue  # it was told to go; a dead one's tickets are claimed by others
-            hint = where = ""
-            if service is self.trainer:
-                if code == 0:
-                    continue
-                where = " from the beginning"
-                if self._resume_trainer():
-                    where = " from the last checkpoint"
-                    hint = f"\ngo on from the last checkpoint with: leeway run --resume {self.out}"
-            if code in (EXIT_USAGE, EXIT_STALLED, EXIT_POISONED) or not service.restart():
-                self._fail(service, code, hint)
-            self.view.note(f"{service.name} ended ({describe_exit(code)}) and was started again{where}")
-
-    def _fail(self, service: Service, code: int, hint: str = "") -> None:
-        tail = service.log_tail()
-        if code == EXIT_POISONED:
-            for other in self.samplers:
-                if other.restarts and other is not service:
-                    hint += f"\nthe end of {other.log_path}, which was started again:\n{other.log_tail()}"
-        message = (
-            f"{service.name} ended ({describe_exit(code)}); the end of {service.log_path}:\n{tail}{hint}"
-        )
-        if code == EXIT_STALLED:
-            raise StalledError(message)
-        raise RunFailed(message, code if code in (EXIT_USAGE, EXIT_POISONED) else EXIT_FAILED)
-
-    def _show_status(self, seconds: float) -> None:
-        if self.recorder.rows:
-            self.view.status(
-                f"training; {len(self.statuses)} samplers, {sum(s.inflight for s in self.statuses)} in flight"
-            )
-        elif any(status.ready for status in self.statuses):
-            self.view.status("first batch is generated and trained")
-        else:
-            self.view.status("starting the engines")

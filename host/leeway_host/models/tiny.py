@@ -27,6 +27,9 @@ from leeway_host.models.base import (
 FORMAT = 1
 """Part of the cache key; rises when the same parameters give another model."""
 
+SCORING_KEYS = {"reward", "reward_timeout_s", "reward_memory_mib", "reward_workers", "error_reward"}
+"""Settings of a task that its items do not depend on."""
+
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 CHARACTERS = [chr(code) for code in range(32, 127)] + ["\n"]
 
@@ -70,22 +73,10 @@ def prepare_tiny(config: ModelConfig, task: TaskConfig, seed: int, cache: Path, 
 
 def build_cache_key(params: TinyParams, task: TaskConfig, seed: int, max_length: int) -> str:
     """Everything that the weights and the tokenizer depend on, as text."""
-    items = task.model_dump(
-        include={
-            "kind",
-            "name",
-            "params",
-            "path",
-            "prompt_field",
-            "answer_field",
-            "size",
-            "seed",
-            "system_prompt",
-            "prompt_suffix",
-        }
-    )
-    if task.path and Path(task.path).is_file():
-        items["content"] = hashlib.sha256(Path(task.path).read_bytes()).hexdigest()
+    items = task.model_dump(exclude=SCORING_KEYS)
+    items["contents"] = [
+        hashlib.sha256(path.read_bytes()).hexdigest() for path in task.files if path.is_file()
+    ]
     key = {
         "format": FORMAT,
         "params": params.model_dump(),

@@ -24,9 +24,9 @@ import redis
 from leeway.config import RunConfig
 from leeway.diagnose import describe_tickets, is_stalled
 from leeway.errors import LeewayError, StalledError
+from leeway.events import write_event
 from leeway.messages import (
-    Event,
-    EventHeader,
+    EventLevel,
     MessageError,
     Report,
     ReportHeader,
@@ -35,21 +35,22 @@ from leeway.messages import (
     Verdict,
     VerdictHeader,
     decode,
-    decode_status,
     encode,
 )
 from leeway.resync import Decision
+from leeway.statuses import read_statuses, remove_status, split_live
 from leeway.streams import (
     MANUAL_FIELD,
     REPORTS_GROUP,
     ROLLOUTS_GROUP,
+    STATE_FIELD,
+    TERM_FIELD,
     TICKETS_GROUP,
     Consumer,
     Entry,
     Keys,
     Tail,
     add_fields,
-    append,
     now,
     retrying,
 )
@@ -58,13 +59,10 @@ from leeway.weights import parse_manifest
 from leeway_controller import metrics
 from leeway_controller.checks import Checks
 from leeway_controller.plan import plan_batch, plan_tickets
-from leeway_controller.state import ControllerState, decide, decide_commit, live_samplers, plan_issue
+from leeway_controller.state import ControllerState, decide, decide_commit, plan_issue
 
 log = logging.getLogger(__name__)
 
-STATE_FIELD = "controller"
-TERM_FIELD = "controller_term"
-"""Counts controllers of the run; only the newest may write."""
 WRITE_ATTEMPTS = 100
 CLAIM_EVERY_S = 2.0
 REPORTS_KEPT = 10_000
@@ -101,7 +99,7 @@ class Controller:
         self.stay = stay
         # Before the state is read: from here on an older controller cannot change it.
         self.term = self._retry(lambda: client.hincrby(keys.state, TERM_FIELD, 1), "counting controllers")
-        self.state = self._load_state()
+        self.state = ControllerState.load(client, keys, budget_s=self.budget_s)
         name = f"controller-{self.term}"
         self.reports = Consumer(client, keys.reports, REPORTS_GROUP, name, budget_s=self.budget_s)
         self.claimed_at = float("-inf")
@@ -123,10 +121,6 @@ class Controller:
         """(sampler, why) of samplers that are known to be gone."""
 
     # -- state ---------------------------------------------------------------------------------------------
-
-    def _load_state(self) -> ControllerState:
-        raw = self._retry(lambda: self.client.hget(self.keys.state, STATE_FIELD), "reading the state")
-        return ControllerState() if raw is None else ControllerState.model_validate_json(cast(bytes, raw))
 
     def _load_fences(self) -> dict[str, str]:
         raw = self._retry(lambda: self.client.hgetall(self.keys.fences), "reading fences")
@@ -160,10 +154,18 @@ class Controller:
         self._retry(write, "writing the state")
         self.state = state
 
-    def _event(self, level: str, name: str, text: str, **data: object) -> None:
+    def _event(self, level: EventLevel, name: str, text: str, **data: object) -> None:
         log.log(logging.getLevelName(level.upper()), text)
-        header = EventHeader(level=cast(Any, level), source="controller", name=name, text=text, data=data)
-        append(self.client, self.keys.events, Event(header), maxlen=10_000, budget_s=self.budget_s)
+        write_event(
+            self.client,
+            self.keys,
+            level=level,
+            source="controller",
+            name=name,
+            text=text,
+            data=data,
+            budget_s=self.budget_s,
+        )
 
     # -- the loop ------------------------------------------------------------------------------------------
 
@@ -278,11 +280,10 @@ class Controller:
 
     def statuses(self) -> list[SamplerStatus]:
         """The hash `samplers`, decoded."""
-        raw = self._retry(lambda: self.client.hgetall(self.keys.samplers), "reading samplers")
-        return [decode_status(value) for value in raw.values()]
+        return read_statuses(self.client, self.keys, budget_s=self.budget_s)
 
     def _remove(self, sampler: str) -> None:
-        self._retry(lambda: self.client.hdel(self.keys.samplers, sampler), "removing a sampler")
+        remove_status(self.client, self.keys, sampler, budget_s=self.budget_s)
 
     def _forget_lost(self) -> None:
         while not self.lost.empty():
@@ -294,7 +295,7 @@ class Controller:
 
     def _watch_samplers(self) -> None:
         self._forget_lost()
-        live, silent = live_samplers(self.statuses(), now(), self.config.sync.ticket_idle_s)
+        live, silent = split_live(self.statuses(), now(), self.config.sync.ticket_idle_s)
         metrics.observe(self.state, live)
         responses = sum(status.tickets for status in live)
         if responses > self.responses:

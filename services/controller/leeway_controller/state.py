@@ -14,34 +14,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict
-
 from leeway.config import SyncConfig
 from leeway.messages import ReportHeader, SamplerStatus
 from leeway.resync import Decision, PolicyError, SyncFacts, decide_resync
+from leeway.run_state import RunState
 
 
-class ControllerState(BaseModel):
-    """Everything that must survive a restart of the controller."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    epoch: int = -1
-    """Run epoch: counts the starts of the trainer."""
-    next_step: int = 0
-    """The batch that the trainer trains next."""
-    next_issue: int = 0
-    """The first batch that has no tickets under the current version."""
-    current: int | None = None
-    """The version that every live sampler attested; None before the first."""
-    pending: int | None = None
-    """A published version that is not attested by all yet."""
-    digest: str = ""
-    """Digest of the newest version that was published: pending, or else current."""
-    pending_since: float = 0.0
-    """Unix time when `pending` was seen."""
-    awaiting: int | None = None
-    """A version that a verdict asked for and the trainer has not published yet."""
-    finished: bool = False
+class ControllerState(RunState):
+    """The state of the run, and how each message changes it."""
 
     def started(self, report: ReportHeader) -> Self:
         """The trainer (re)started: everything of older epochs is void."""
@@ -106,17 +86,6 @@ def plan_issue(state: ControllerState, max_lead: int, steps: int) -> list[int]:
     if state.current is None or state.pending is not None or state.awaiting is not None or state.finished:
         return []
     return list(range(state.next_issue, min(state.next_step + max_lead + 1, steps)))
-
-
-def live_samplers(
-    statuses: Iterable[SamplerStatus], at: float, silence_s: float
-) -> tuple[list[SamplerStatus], list[SamplerStatus]]:
-    """(live, silent) by the age of the last heartbeat at Unix time `at`."""
-    live: list[SamplerStatus] = []
-    silent: list[SamplerStatus] = []
-    for status in statuses:
-        (live if at - status.heartbeat <= silence_s else silent).append(status)
-    return live, silent
 
 
 @dataclass(frozen=True)

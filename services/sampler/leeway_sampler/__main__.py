@@ -76,8 +76,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 async def _serve(args: argparse.Namespace, config: RunConfig, client: redis.Redis, url: str) -> None:
+    from leeway.rewards import RewardPool
     from leeway.streams import Keys
-    from leeway.tasks import RewardPool
     from leeway_sampler.engine import SamplerEngine
     from leeway_sampler.health import serve_health
     from leeway_sampler.serve import Sampler

@@ -24,8 +24,9 @@ import redis
 
 from leeway.config import RunConfig
 from leeway.messages import Rollout, RolloutHeader, Ticket, TicketHeader, decode, encode
+from leeway.rewards import RewardPool
+from leeway.statuses import remove_status, write_status
 from leeway.streams import TICKETS_GROUP, Consumer, Entry, Keys, Tail, add_fields, retrying
-from leeway.tasks import RewardPool
 from leeway.telemetry.tracing import messaging, span
 from leeway_sampler import metrics
 from leeway_sampler.engine import EngineError, GenerationAborted, SamplerEngine
@@ -329,12 +330,7 @@ class Sampler:
                 "probe": self.prober.result,
             }
         )
-        await asyncio.to_thread(
-            retrying,
-            lambda: self.client.hset(self.keys.samplers, self.name, status.model_dump_json()),
-            budget_s=self.budget_s,
-            what="writing the heartbeat",
-        )
+        await asyncio.to_thread(write_status, self.client, self.keys, status, budget_s=self.budget_s)
 
     def _read_fence(self) -> str:
         fence: Any = retrying(
@@ -363,12 +359,7 @@ class Sampler:
             await self._hand_back(rest)
 
     async def _leave(self) -> None:
-        await asyncio.to_thread(
-            retrying,
-            lambda: self.client.hdel(self.keys.samplers, self.name),
-            budget_s=self.budget_s,
-            what="leaving",
-        )
+        await asyncio.to_thread(remove_status, self.client, self.keys, self.name, budget_s=self.budget_s)
         log.info("left after %d responses of %d tokens", self.counters.tickets, self.counters.tokens)
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import redis
 
 from leeway.errors import EXIT_POISONED, LeewayError
-from leeway.messages import Event, EventHeader, TicketHeader
-from leeway.streams import Keys, append, retrying
+from leeway.events import write_event
+from leeway.messages import TicketHeader
+from leeway.streams import Keys, retrying
 
 
 class PoisonedTicketError(LeewayError):
@@ -51,9 +52,15 @@ class Suspects:
             f"out {delivered - 1} times and each of its samplers died, the last one while it worked on "
             "nothing else: find the reason in the samplers' logs, or take the item out of the data set"
         )
-        event = EventHeader(level="error", source=self.sampler, name="ticket_poisoned", text=text)
         await asyncio.to_thread(
-            append, self.client, self.keys.events, Event(event), maxlen=10_000, budget_s=self.budget_s
+            write_event,
+            self.client,
+            self.keys,
+            level="error",
+            source=self.sampler,
+            name="ticket_poisoned",
+            text=text,
+            budget_s=self.budget_s,
         )
         return PoisonedTicketError(text)
 

@@ -21,6 +21,7 @@ import torch
 from leeway.config import RunConfig
 from leeway.errors import StalledError
 from leeway.messages import SamplerStatus
+from leeway.statuses import read_statuses, split_live
 from leeway.streams import KEYFRAME_FIELD, Keys, now, retrying
 from leeway.telemetry.tracing import traceparent
 from leeway.weights import (
@@ -137,11 +138,8 @@ class Broadcaster:
     def _samplers(self) -> list[SamplerStatus]:
         """Live samplers."""
         assert self.client is not None
-        client = self.client
-        raw = self._retry(lambda: client.hgetall(self.keys.samplers), "reading samplers")
-        statuses = [SamplerStatus.model_validate_json(value) for value in raw.values()]
-        silent = now() - self.config.sync.ticket_idle_s
-        return [status for status in statuses if status.heartbeat >= silent]
+        statuses = read_statuses(self.client, self.keys, budget_s=self.budget_s)
+        return split_live(statuses, now(), self.config.sync.ticket_idle_s)[0]
 
     def _awaited_samplers(self) -> list[SamplerStatus]:
         """Live samplers; before the first version, as many as the run starts with."""

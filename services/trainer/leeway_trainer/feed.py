@@ -12,16 +12,16 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import redis
 
 from leeway.config import RunConfig
 from leeway.diagnose import describe_tickets, is_stalled
 from leeway.errors import LeewayError, StalledError
+from leeway.events import write_event
 from leeway.messages import (
-    Event,
-    EventHeader,
+    EventLevel,
     Report,
     ReportHeader,
     Rollout,
@@ -157,11 +157,18 @@ class Feed:
         """Write a report."""
         append(self.client, self.keys.reports, Report(header), budget_s=self.budget_s)
 
-    def event(self, level: Literal["info", "warning", "error"], name: str, text: str) -> None:
+    def event(self, level: EventLevel, name: str, text: str) -> None:
         """Write an event, and log it."""
         log.log(logging.getLevelName(level.upper()), text)
-        event = Event(EventHeader(level=level, source="trainer", name=name, text=text))
-        append(self.client, self.keys.events, event, maxlen=10_000, budget_s=self.budget_s)
+        write_event(
+            self.client,
+            self.keys,
+            level=level,
+            source="trainer",
+            name=name,
+            text=text,
+            budget_s=self.budget_s,
+        )
 
     def _read(self) -> int:
         # Number of rollouts that filled a slot.
@@ -220,8 +227,7 @@ class Verdicts:
 def report_failure(client: redis.Redis, keys: Keys, error: BaseException) -> None:
     """Write a `failed` event; the process is about to end, so a lost server is not waited for."""
     text = f"{type(error).__name__}: {error}" if not isinstance(error, LeewayError) else str(error)
-    header = EventHeader(level="error", source="trainer", name="failed", text=text)
     try:
-        append(client, keys.events, Event(header), maxlen=10_000, budget_s=2.0)
+        write_event(client, keys, level="error", source="trainer", name="failed", text=text, budget_s=2.0)
     except LeewayError as lost:
         log.error("the failure could not be reported: %s", lost)

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from leeway.checks.result import CheckResult, judge, worse
 from leeway.errors import UsageError
-from leeway.messages import Event, EventHeader
-from leeway.streams import Keys, append, now, retrying
+from leeway.events import write_event
+from leeway.streams import Keys, now, retrying
 
 FILE_NAME = "checks.json"
 
@@ -82,14 +82,16 @@ def post(
     fields = {f"{source}:{r.name}": records[r.name].model_dump_json() for r in results}
     retrying(lambda: client.hset(keys.checks, mapping=fields), budget_s=budget_s, what="writing the checks")
     for result in news:
-        header = EventHeader(
+        write_event(
+            client,
+            keys,
             level="error" if result.status == "fail" else "warning",
             source=source,
             name="check",
             text=f"check {result.name}: {result.status}: {result.evidence}",
             data=result.model_dump(mode="json"),
+            budget_s=budget_s,
         )
-        append(client, keys.events, Event(header), maxlen=10_000, budget_s=budget_s)
     return news
 
 

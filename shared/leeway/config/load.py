@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from leeway.config import CorrectionConfig, RunConfig
+from leeway.config.choice import choice_of
 from leeway.errors import UsageError
 
 ENV_PREFIX = "LEEWAY_"
@@ -148,16 +149,22 @@ def apply_sets(data: dict[str, Any], sets: Iterable[str]) -> None:
         _put(data, path.strip().split("."), parse_yaml(value, f"--set {path}"), f"--set {item}")
 
 
-def _fields_at(path: tuple[int | str, ...]) -> list[str]:
+def _model_at(path: tuple[int | str, ...], data: Any) -> tuple[type[BaseModel] | None, str]:
+    """The model of the section at `path`, and what chose it: ` for kind digits`."""
     model: type[BaseModel] = RunConfig
+    chosen = ""
     for key in path:
         field = model.model_fields.get(str(key))
-        if field is None or not (
-            isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-        ):
-            return []
-        model = field.annotation
-    return list(model.model_fields)
+        if field is None:
+            return None, ""
+        data = data.get(key) if isinstance(data, Mapping) else None
+        choice = choice_of(field.metadata)
+        found = choice.model(data) if choice else field.annotation
+        if not (isinstance(found, type) and issubclass(found, BaseModel)):
+            return None, ""
+        model = found
+        chosen = f" for {choice.key} {(data or {}).get(choice.key, choice.default)}" if choice else ""
+    return model, chosen
 
 
 def _shown(value: Any) -> str:
@@ -169,16 +176,18 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _describe(error: Mapping[str, Any]) -> str:
+def _describe(error: Mapping[str, Any], data: Any) -> str:
     loc: tuple[int | str, ...] = error["loc"]
     path = ".".join(str(part) for part in loc) or "configuration"
     if path.startswith("redis"):
         error = {**error, "input": "***"}  # it may hold a password
     if error["type"] == "extra_forbidden":
-        allowed = _fields_at(loc[:-1])
+        model, chosen = _model_at(loc[:-1], data)
+        allowed = list(model.model_fields) if model else []
         close = difflib.get_close_matches(str(loc[-1]), allowed, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        return f"{path}: unknown key (value {_shown(error['input'])}); {hint}allowed: {', '.join(allowed)}"
+        value = _shown(error["input"])
+        return f"{path}: unknown key{chosen} (value {value}); {hint}allowed: {', '.join(allowed)}"
     if error["type"] == "missing":
         return f"{path}: required, but not given"
     message = error["msg"].removeprefix("Value error, ")
@@ -192,7 +201,7 @@ def build_config(data: Mapping[str, Any], source: str = "configuration") -> RunC
     try:
         config = RunConfig.model_validate(data)
     except ValidationError as exc:
-        lines = [_describe(dict(e)) for e in exc.errors()]
+        lines = [_describe(dict(e), data) for e in exc.errors()]
         raise ConfigError(f"{source}:\n" + "\n".join(f"  {line}" for line in lines)) from exc
     _check_method(config, source)
     return config

@@ -1,18 +1,19 @@
-"""What a task is."""
+"""What a task is, and what a kind of task is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from leeway.config.task import TaskConfig
 from leeway.errors import UsageError
 
 Message = Mapping[str, str]
 
 
 class TaskError(UsageError, ValueError):
-    """A task that cannot be loaded or a reward that cannot be used; says what, with which value, and why."""
+    """A task that cannot be loaded, or a reward that cannot be used with it; names setting and value."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class TaskItem:
     """One prompt with its answer."""
 
     index: int
-    """Position in the task; with the task's configuration it determines everything below."""
+    """Position in the task; together with the task's settings it determines everything below."""
     prompt: str | tuple[Message, ...]
     """Text, or chat messages ({"role": ..., "content": ...})."""
     answer: str
@@ -30,7 +31,7 @@ class TaskItem:
 
 @runtime_checkable
 class Task(Protocol):
-    """A finite, indexed set of items. The same configuration gives the same items in every process."""
+    """A finite, indexed set of items. The same settings give the same items in every process."""
 
     @property
     def name(self) -> str:
@@ -44,11 +45,23 @@ class Task(Protocol):
         ...
 
     def verify(self, item: TaskItem, response: str) -> float:
-        """The task's own score of `response`, usually in [0, 1]. TaskError if the task has none."""
+        """The task's own score of `response`, usually in [0, 1]. Raises TaskError if the task has none."""
         ...
 
 
+@dataclass(frozen=True)
+class TaskKind:
+    """An entry of the registry of tasks.
+
+    `settings`: the model of the section `task` for this kind; its field `kind` is a Literal of the kind's
+    name. `build`: from those settings to the task; raises TaskError for settings that cannot be used.
+    """
+
+    settings: type[TaskConfig]
+    build: Callable[[Any], Task]
+
+
 def check_index(task: Task, index: int) -> None:
-    """IndexError unless 0 <= index < len(task)."""
+    """Raise IndexError unless 0 <= index < len(task)."""
     if not 0 <= index < len(task):
         raise IndexError(f"task {task.name} has items 0 to {len(task) - 1}, not {index}")

@@ -1,38 +1,28 @@
-"""From configuration to task."""
+"""From settings to task."""
 
 from __future__ import annotations
 
-from leeway.config import TaskConfig
-from leeway.tasks.base import Task, TaskError
-from leeway.tasks.scoring import check_reward
+from typing import Any
+
+from leeway.config.task import TaskConfig
+from leeway.registry import Registry
+from leeway.tasks.base import Task, TaskKind
+
+KINDS: Registry[TaskKind] = Registry("leeway.tasks", "leeway.tasks.kinds", "TASK", TaskKind, "task kind")
+
+
+def task_config(kind: str, **settings: Any) -> TaskConfig:
+    """The section `task` of a run, for code that has no RunConfig.
+
+    Raises UsageError for an unknown kind and pydantic's ValidationError for wrong settings.
+    """
+    return KINDS[kind].settings(kind=kind, **settings)
 
 
 def load_task(config: TaskConfig) -> Task:
-    """The task that `config` names, with its reward checked.
+    """The task that `config` describes.
 
-    TaskError names the setting, its value and what was expected: unknown data set, unreadable file, a
-    reward that cannot be imported or does not fit the task.
+    Raises TaskError that names the setting, its value and what was expected: an unknown data set, an
+    unreadable file.
     """
-    task = _build_task(config)
-    check_reward(config, task)
-    return task
-
-
-def _build_task(config: TaskConfig) -> Task:
-    if config.kind == "digits":
-        from leeway.tasks.digits import DigitsTask
-
-        return DigitsTask(config.params, config.size, config.seed)
-    if config.kind == "jsonl":
-        from leeway.tasks.jsonl import JsonlTask
-
-        if not config.path:
-            raise TaskError("task.path is required for kind jsonl")
-        return JsonlTask(config.path, config.prompt_field, config.answer_field)
-    if config.kind == "reasoning_gym":
-        from leeway.tasks.reasoning import ReasoningGymTask
-
-        if not config.name:
-            raise TaskError("task.name is required for kind reasoning_gym, for example chain_sum")
-        return ReasoningGymTask(config.name, config.params, config.size, config.seed)
-    raise TaskError(f"task.kind: {config.kind!r}; expected reasoning_gym, jsonl or digits")
+    return KINDS[config.kind].build(config)

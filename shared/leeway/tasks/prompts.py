@@ -1,15 +1,15 @@
-"""From item to token ids. Text is encoded here, once; from then on only ids travel."""
+"""From item to token ids. Text is encoded here, once; everything after that works on ids."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from leeway.config import TaskConfig
+from leeway.config.task import TaskConfig
 from leeway.tasks.base import Message, TaskError, TaskItem
 
 
 def build_messages(item: TaskItem, config: TaskConfig) -> list[Message]:
-    """The chat messages of an item: system prompt, the item's own, and the suffix on the last of them."""
+    """The chat messages of an item: the system prompt and the item's own, the last one with the suffix."""
     if isinstance(item.prompt, str):
         own: list[Message] = [{"role": "user", "content": item.prompt}]
     else:

@@ -13,8 +13,8 @@ import pytest
 from leeway.config import RunConfig
 from leeway.errors import EXIT_POISONED
 from leeway.messages import Event, Rollout, Ticket, TicketHeader, decode, encode
+from leeway.rewards import RewardResult
 from leeway.streams import TICKETS_GROUP, Consumer, Tail, add_fields
-from leeway.tasks import RewardResult
 from leeway_sampler.generation import Generation
 from leeway_sampler.serve import Sampler
 from leeway_sampler.suspects import PoisonedTicketError

@@ -14,7 +14,7 @@ from other_side import OtherSide
 from trainer_support import run_config
 
 from leeway.config.load import dump_config
-from leeway.diagnose import STARTING
+from leeway.events import STARTING
 from leeway.messages import Event, decode
 
 ROOT = Path(__file__).parents[3]

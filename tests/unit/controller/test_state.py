@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from leeway.config import SyncConfig
 from leeway.messages import ReportHeader, SamplerStatus
 from leeway.resync import Decision, PolicyError
+from leeway.statuses import split_live
 from leeway_controller.state import (
     Attested,
     ControllerState,
     decide,
     decide_commit,
-    live_samplers,
     plan_issue,
 )
 
@@ -142,7 +142,7 @@ def test_a_resync_that_failed_lets_the_old_version_go_on() -> None:
 
 
 def test_silence() -> None:
-    live, silent = live_samplers([sampler("a", 0, 1, 95.0), sampler("b", 0, 1, 80.0)], 100.0, 10.0)
+    live, silent = split_live([sampler("a", 0, 1, 95.0), sampler("b", 0, 1, 80.0)], 100.0, 10.0)
     assert ([s.sampler for s in live], [s.sampler for s in silent]) == (["a"], ["b"])
 
 

@@ -19,7 +19,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from leeway.config import RunConfig, TaskConfig
+from leeway.config import RunConfig
 from leeway.config.load import (
     ConfigError,
     apply_env,
@@ -49,7 +49,8 @@ from leeway.messages import (
     unpack,
 )
 from leeway.tasks import TaskError
-from leeway.tasks.jsonl import JsonlTask
+from leeway.tasks.kinds.digits import DigitsConfig
+from leeway.tasks.kinds.jsonl import JsonlConfig, JsonlTask
 from leeway.weights import (
     TensorSpec,
     WeightManifest,
@@ -262,7 +263,7 @@ def test_weight_manifests(long: bool) -> None:
     attack(damaged | damaged_bytes(sound), check, long)
 
 
-CONFIG_TEXT = dump_config(RunConfig(task=TaskConfig(kind="digits")))
+CONFIG_TEXT = dump_config(RunConfig(task=DigitsConfig()))
 YAML_WORDS = st.sampled_from(
     [
         *("!!timestamp x", "!!int ''", "!!float x", "!!bool x", "!!binary 'é'", "!!set {a}", "&a [*a]", "*b"),
@@ -332,7 +333,7 @@ def test_jsonl_files(long: bool, tmp_path: Path) -> None:
     def check(lines: list[bytes]) -> None:
         path.write_bytes(b"\n".join(lines))
         try:
-            task = JsonlTask(path, "prompt", "answer")
+            task = JsonlTask(JsonlConfig(path=str(path)))
         except TaskError:
             return
         for index in range(len(task)):
@@ -380,7 +381,7 @@ def test_sources_without_an_end_are_refused(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(20 << 20)  # one line without an end
     with pytest.raises(TaskError, match="line 1: longer than"):
-        JsonlTask(path, "prompt", "answer")
+        JsonlTask(JsonlConfig(path=str(path)))
 
 
 def test_head_offsets_that_wrap_around_are_refused() -> None:

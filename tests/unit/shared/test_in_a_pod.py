@@ -15,7 +15,7 @@ from leeway.errors import UsageError
 from leeway.health import Health, serve_health
 from leeway.process import secret
 from leeway_host.cli.app import app
-from leeway_host.launch.address import Place, find_place, published
+from leeway_host.launch.address import RunAddress, find_address, published
 
 
 @pytest.mark.parametrize("user", ["", "leeway-trainer@"])
@@ -74,8 +74,8 @@ def test_model_prepare_links_the_directory(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_runs_place_is_for_its_owner_and_its_lifetime(tmp_path: Path) -> None:
-    with published(tmp_path, Place("run", "redis://:secret@127.0.0.1:1/0")):
-        assert (tmp_path / ".place").stat().st_mode & 0o777 == 0o600
-        assert find_place(tmp_path).run == "run"
-    with pytest.raises(UsageError, match="no run is going on"):
-        find_place(tmp_path)
+    with published(tmp_path, RunAddress("run", "redis://:secret@127.0.0.1:1/0")):
+        assert (tmp_path / ".address").stat().st_mode & 0o777 == 0o600
+        assert find_address(tmp_path).run == "run"
+    with pytest.raises(UsageError, match="no run is active"):
+        find_address(tmp_path)

@@ -4,12 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leeway.config import TaskConfig
-from leeway.tasks import TaskError, load_task
+from leeway.tasks import TaskError, load_task, task_config
 
 
 def digits(**fields):
-    return load_task(TaskConfig(kind="digits", **fields))
+    return load_task(task_config(kind="digits", **fields))
 
 
 def test_item_is_a_pure_function_of_seed_and_index():

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from leeway.config import TaskConfig
-from leeway.tasks import TaskError, load_task
+from leeway.rewards import load_reward
+from leeway.tasks import TaskError, load_task, task_config
 
 
 def load(path, **fields):
-    return load_task(TaskConfig(kind="jsonl", path=str(path), **fields))
+    return load_task(task_config(kind="jsonl", path=str(path), **fields))
 
 
 def test_reads_prompts_answers_and_metadata(tmp_path):
@@ -66,5 +66,6 @@ def test_missing_file(tmp_path):
 def test_verifier_does_not_exist(tmp_path):
     file = tmp_path / "items.jsonl"
     file.write_text('{"prompt": "x", "answer": "y"}\n')
+    config = task_config(kind="jsonl", path=str(file), reward="verifier")
     with pytest.raises(TaskError, match="has none"):
-        load(file, reward="verifier")
+        load_reward(config, load_task(config))

@@ -2,10 +2,9 @@
 
 import pytest
 
-from leeway.config import TaskConfig
-from leeway.tasks import TaskError, TaskItem, build_messages, encode_prompt
+from leeway.tasks import TaskError, TaskItem, build_messages, encode_prompt, task_config
 
-DIGITS = TaskConfig(kind="digits")
+DIGITS = task_config(kind="digits")
 CHAT = (
     {"role": "user", "content": "Hi"},
     {"role": "assistant", "content": "?"},

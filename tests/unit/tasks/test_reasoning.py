@@ -2,12 +2,11 @@
 
 import pytest
 
-from leeway.config import TaskConfig
-from leeway.tasks import TaskError, load_task
+from leeway.tasks import TaskError, load_task, task_config
 
 
 def load(name, **fields):
-    return load_task(TaskConfig(kind="reasoning_gym", name=name, **fields))
+    return load_task(task_config(kind="reasoning_gym", name=name, **fields))
 
 
 def test_items_are_a_pure_function_of_config_and_index():
@@ -32,9 +31,9 @@ def test_unknown_name_lists_close_matches():
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"no_such": 1}, "chain_sum does not take .*no_such"),
-        ({"min_terms": 5, "max_terms": 2}, "chain_sum does not take"),
-        ({"seed": 1}, "give seed as task.seed"),
+        ({"no_such": 1}, "chain_sum does not accept .*no_such"),
+        ({"min_terms": 5, "max_terms": 2}, "chain_sum does not accept"),
+        ({"seed": 1}, "set seed as task.seed"),
     ],
 )
 def test_wrong_parameters_are_refused(params, message):

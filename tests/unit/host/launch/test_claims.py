@@ -39,7 +39,7 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     with claimed(tmp_path, resume=False):
         pass
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    with pytest.raises(UsageError, match="holds a run already"), claimed(tmp_path, resume=False):
+    with pytest.raises(UsageError, match="already contains a run"), claimed(tmp_path, resume=False):
         pass
     (tmp_path / "file").write_text("")
     for bad in (tmp_path / "file", tmp_path / "file" / "x", tmp_path / ("n" * 300)):
@@ -67,7 +67,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> Non
             check_checkpoint(out, CONFIG)
     done = tmp_path / "done"
     checkpoint(done, next_batch=20)
-    with pytest.raises(UsageError, match="20 of trainer.steps=20 steps are done already"):
+    with pytest.raises(UsageError, match="20 of trainer.steps=20 steps are already done"):
         check_checkpoint(done, CONFIG)
 
 
@@ -85,7 +85,7 @@ def test_a_bug_ends_with_a_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def fail(self: LocalRun) -> Path:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(LocalRun, "_prepare_model", fail)
+    monkeypatch.setattr(LocalRun, "prepare_model", fail)
     result = LocalRun(CONFIG, tmp_path / "out").run()
     assert result.exit_code == 1
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())

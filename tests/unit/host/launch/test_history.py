@@ -9,7 +9,8 @@ import pytest
 from leeway.batches import plan_ticket_ids, tickets_digest
 from leeway.config.load import build_config
 from leeway.messages import ReportHeader
-from leeway_host.launch.chaos import KINDS, SAMPLERS, SPARE_STEPS, chaos_config, plan_faults
+from leeway_host.launch.chaos import SPARE_STEPS, chaos_config
+from leeway_host.launch.faults import KINDS, SAMPLERS, plan_faults
 from leeway_host.launch.history import check_history, is_repeat
 
 CONFIG = build_config(
@@ -78,14 +79,14 @@ def with_(index: int, report: ReportHeader) -> list[ReportHeader]:
 
 BROKEN = {
     "a step is missing": (without(3), "step 3, expected 2"),
-    "a step stands twice": (history()[:3] + history()[2:], "epoch 1: step 1, expected 2"),
+    "a step is duplicated": (history()[:3] + history()[2:], "epoch 1: step 1, expected 2"),
     "two steps changed places": (
         [*history()[:2], history()[3], history()[2], *history()[4:]],
         "step 2, expected 1",
     ),
     "a resume skips a batch": (with_(5, started(2, 5, 1)), "started at batch 5 after 4 were done"),
     "a resume from nowhere": (with_(5, started(2, 3, 1)), "started at batch 3 after 4 were done"),
-    "an older trainer goes on": (with_(7, step(1, 3, 0)), "step 3 of epoch 1 came in epoch 2"),
+    "an older trainer continues": (with_(7, step(1, 3, 0)), "step 3 of epoch 1 came in epoch 2"),
     "an epoch that does not rise": (with_(5, started(1, 2, 1)), "epoch 1 was started after epoch 1"),
     "other prompts": (with_(2, step(1, 1, 0, **{"batch/digest": "x"})), "epoch 1, step 1: other prompts"),
     "a ticket of another version": (

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from leeway.config import ModelConfig, TaskConfig
+from leeway.config import ModelConfig
+from leeway.tasks import task_config
 from leeway_host.models import ModelError, default_cache_dir, prepare_model
 from leeway_host.models.base import publish_dir
 
@@ -43,7 +44,7 @@ def test_damaged_directories_are_refused_before_anything_starts(tmp_path, name, 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelError, match="the cache is"):
-        prepare_model(ModelConfig(name="tiny"), tmp_path / "file", task=TaskConfig(kind="digits"))
+        prepare_model(ModelConfig(name="tiny"), tmp_path / "file", task=task_config(kind="digits"))
 
 
 @pytest.mark.parametrize(

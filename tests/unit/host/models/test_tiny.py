@@ -2,12 +2,13 @@
 
 import pytest
 
-from leeway.config import ModelConfig, TaskConfig
+from leeway.config import ModelConfig
+from leeway.tasks import task_config
 from leeway_host.models import ModelError, prepare_model
 from leeway_host.models.base import read_provenance
 from leeway_host.models.tiny import TinyParams, build_cache_key, build_tokenizer
 
-DIGITS = TaskConfig(kind="digits", params={"length": 1}, size=600)
+DIGITS = task_config(kind="digits", params={"length": 1}, size=600)
 SMALL = {"hidden": 64, "layers": 1, "heads": 2, "warmup_batch": 32, "warmup_steps": 200, "warmup_lr": 5e-3}
 
 
@@ -82,7 +83,7 @@ def test_no_warm_up_leaves_a_random_model(tmp_path):
 def test_cache_key_holds_what_the_weights_depend_on(tmp_path):
     file = tmp_path / "items.jsonl"
     file.write_text('{"prompt": "x", "answer": "1"}\n')
-    task = TaskConfig(kind="jsonl", path=str(file))
+    task = task_config(kind="jsonl", path=str(file))
     base = build_cache_key(TinyParams(), task, 0, 64)
     assert base == build_cache_key(TinyParams(), task.model_copy(update={"reward": "verifier"}), 0, 64)
     assert base != build_cache_key(TinyParams(layers=2), task, 0, 64)
@@ -113,6 +114,6 @@ def test_task_is_required(tmp_path):
 
 def test_items_longer_than_the_model(tmp_path):
     config = ModelConfig(name="tiny", params=SMALL, max_length=16)
-    long = TaskConfig(kind="digits", params={"length": 20}, size=10)
+    long = task_config(kind="digits", params={"length": 20}, size=10)
     with pytest.raises(ModelError, match="needs 44 tokens, more than model.max_length"):
         prepare_model(config, tmp_path, task=long)

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from leeway.config import TaskConfig
-from leeway.tasks import RewardPool, load_task
+from leeway.rewards import RewardPool
+from leeway.tasks import load_task, task_config
 
 HERE = Path(__file__).parent
 ERROR_REWARD = -0.25
@@ -22,7 +22,7 @@ ERROR_REWARD = -0.25
 @pytest.fixture
 def config(monkeypatch):
     monkeypatch.chdir(HERE)  # where reward_functions.py is found
-    return TaskConfig(
+    return task_config(
         kind="digits",
         params={"length": 4},
         reward="reward_functions:obey",
@@ -51,7 +51,7 @@ async def test_every_misbehaviour_is_a_reward_with_a_reason(config):
             assert result.value == ERROR_REWARD, response
             assert result.error is not None, response
             assert reason in result.error, response
-            good = await pool.score(0, "give 0.5")  # the pool goes on
+            good = await pool.score(0, "give 0.5")  # the pool continues
             assert (good.value, good.error) == (0.5, None)
 
 
@@ -61,8 +61,8 @@ async def test_memory_is_limited(config):
         for response in ("allocate 400", "allocate-for-ever"):
             result = await pool.score(0, response)
             assert result.value == ERROR_REWARD
-            assert "MemoryError: it took more memory than task.reward_memory_mib" in (result.error or "")
-        result = await pool.score(0, "allocate 100")  # the worker goes on, and what it took is free again
+            assert "MemoryError: it used more memory than task.reward_memory_mib" in (result.error or "")
+        result = await pool.score(0, "allocate 100")  # the worker continues, and its memory is free again
         assert (result.value, result.error) == (1.0, None)
 
 
@@ -137,7 +137,7 @@ async def test_close_is_quick_and_leaves_no_process(config):
 
 async def test_task_that_cannot_be_loaded_in_a_worker_is_reported(config, tmp_path):
     file = tmp_path / "items.jsonl"
-    gone = TaskConfig(kind="jsonl", path=str(file))
+    gone = task_config(kind="jsonl", path=str(file))
     async with RewardPool(gone) as pool:
         result = await pool.score(0, "x")
     assert result.value == 0.0
@@ -148,11 +148,11 @@ def test_workers_die_with_an_owner_that_is_killed(config):
     script = textwrap.dedent(
         """
         import asyncio, sys
-        from leeway.config import TaskConfig
-        from leeway.tasks import RewardPool
+        from leeway.rewards import RewardPool
+        from leeway.tasks.kinds.digits import DigitsConfig
 
         async def main():
-            pool = RewardPool(TaskConfig.model_validate_json(sys.argv[1]), workers=1)
+            pool = RewardPool(DigitsConfig.model_validate_json(sys.argv[1]), workers=1)
             print(int((await pool.score(0, "pid")).value), flush=True)
             await pool.score(0, "hang")
 

@@ -1,26 +1,44 @@
-"""Prompts and answers from a file with one JSON object a line."""
+"""Prompts and answers from a file with one JSON object per line."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from leeway.tasks.base import Message, TaskError, TaskItem, check_index
+from pydantic import Field
+
+from leeway.config.task import TaskConfig
+from leeway.tasks.base import Message, TaskError, TaskItem, TaskKind, check_index
 
 MAX_LINE_BYTES = 16 << 20
 
 
-class JsonlTask:
-    """The lines of a file. Every line is checked at load; blank lines are skipped.
+class JsonlConfig(TaskConfig):
+    """The lines of a file, one JSON object per line."""
 
-    The prompt field holds text or a list of chat messages, the answer field text or a number; the object's
-    other fields become the item's metadata.
+    kind: Literal["jsonl"] = "jsonl"
+    path: str = Field(min_length=1)
+    """The JSONL file."""
+    prompt_field: str = "prompt"
+    """Field that contains the prompt: text, or a list of chat messages."""
+    answer_field: str = "answer"
+    """Field that contains the answer: text or a number."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (Path(self.path),)
+
+
+class JsonlTask:
+    """The lines of a file. Every line is checked when the task is loaded; blank lines are skipped.
+
+    Fields other than prompt and answer become the item's metadata.
     """
 
-    def __init__(self, path: str | Path, prompt_field: str, answer_field: str) -> None:
-        self._path = Path(path)
-        self._items = _read_items(self._path, prompt_field, answer_field)
+    def __init__(self, config: JsonlConfig) -> None:
+        self._path = Path(config.path)
+        self._items = _read_items(self._path, config.prompt_field, config.answer_field)
 
     @property
     def name(self) -> str:
@@ -56,7 +74,7 @@ def _read_items(path: Path, prompt_field: str, answer_field: str) -> list[TaskIt
     except OSError as error:
         raise TaskError(f"task.path: {path} cannot be read: {error.strerror}") from error
     if not items:
-        raise TaskError(f"task.path: {path} has no items; expected one JSON object a line")
+        raise TaskError(f"task.path: {path} has no items; expected one JSON object per line")
     return items
 
 
@@ -91,7 +109,7 @@ def _build_item(
     try:
         json.dumps(record, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
-        raise TaskError(f"{where}: holds half a character (a lone surrogate), which no text can") from error
+        raise TaskError(f"{where}: contains a lone surrogate, which cannot be encoded as UTF-8") from error
     return TaskItem(index=index, prompt=prompt, answer=str(answer), metadata=metadata)
 
 
@@ -116,3 +134,6 @@ def _read_prompt(value: Any, field: str, where: str) -> str | tuple[Message, ...
             f"got {type(value).__name__}"
         )
     return tuple({"role": message["role"], "content": message["content"]} for message in value)
+
+
+TASK = TaskKind(JsonlConfig, JsonlTask)

@@ -1,8 +1,9 @@
-"""Scoring in killable subprocesses.
+"""Scoring in subprocesses that can be killed.
 
-A reward function is foreign code: it may hang, crash, raise or return nonsense. Whatever it does, a rollout
-ends with a reward (`task.error_reward` and a reason), because a dropped rollout would make the batch depend
-on the outcome. Threads cannot be killed, so scoring runs in processes, with limits on time and memory.
+A reward function is third-party code: it may hang, crash, raise or return nonsense. Whatever it does, a
+rollout ends with a reward (`task.error_reward` and a reason), because dropping the rollout would make the
+batch depend on the outcome. Threads cannot be killed, so scoring runs in processes, with limits on time and
+memory.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ from typing import Any
 
 import psutil
 
-from leeway.config import TaskConfig
+from leeway.config.task import TaskConfig
 from leeway.process import die_with_parent
+from leeway.rewards.load import Scorer, load_reward
 from leeway.tasks.base import Task, TaskError
-from leeway.tasks.scoring import Reward, build_reward
+from leeway.tasks.load import load_task, task_config
 
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
-"""Times that a response is scored again because the workers died for a reason of their own."""
+"""Attempts to score a response whose worker died for a reason that has nothing to do with it."""
 
 START_BUDGET_S = 60.0
-"""A worker that has not started scoring after this long is given up."""
+"""Time for a worker to start: modules are imported and the task is loaded."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,14 @@ class RewardResult:
 
 
 class ScoringError(Exception):
-    """A response that got no reward, and why."""
+    """A response could not be scored, and why."""
 
 
 class RewardPool:
     """Scores responses of a task in `workers` subprocesses, each scoring within `timeout_s`.
 
-    Workers start at once in the background and are replaced when they are killed or die. They end with the
-    pool, and with the process that owns it even if that is killed with SIGKILL.
+    Workers start in the background and are replaced when they are killed or die. They end with the pool, and
+    with the process that owns it, even if that is killed with SIGKILL.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class RewardPool:
         return self._failed(f"the reward workers died {MAX_ATTEMPTS} times before they scored this response")
 
     async def _score_once(self, index: int, response: str) -> float:
-        """The reward; ScoringError if there is none, BrokenProcessPool if the pool gave up meanwhile."""
+        """The reward; ScoringError if there is none, BrokenProcessPool if the pool has stopped in between."""
         if self._closed:
             raise ScoringError("the reward pool is closed")
         future = self._schedule(index, response)
@@ -89,7 +91,7 @@ class RewardPool:
             await asyncio.wait({waiting}, timeout=budget_s)
         finally:
             self._scoring.discard(future)
-            future.cancel()  # no effect on one that is done; kills the worker of one that is not
+            future.cancel()  # no effect when it is done; otherwise this kills its worker
         if waiting.cancelled():
             raise ScoringError("the reward pool was closed while scoring")
         if not waiting.done():
@@ -105,7 +107,7 @@ class RewardPool:
         return value
 
     def close(self, budget_s: float = 5.0) -> None:
-        """Kill the workers, waiting at most `budget_s`. What is still being scored is cancelled."""
+        """Kill the workers, waiting at most `budget_s`. Responses still being scored are cancelled."""
         self._closed = True
         for future in list(self._scoring):
             future.cancel()
@@ -129,8 +131,11 @@ class RewardPool:
         if not self._pool.active:
             self._replace_pool()
         try:
-            return self._pool.schedule(_score, args=(index, response), timeout=self._timeout_s)
-        except RuntimeError as error:  # it broke since it was looked at
+            future: Future[float] = self._pool.schedule(
+                _score, args=(index, response), timeout=self._timeout_s
+            )
+            return future
+        except RuntimeError as error:  # it stopped since `active` was read
             raise BrokenProcessPool(str(error)) from error
 
     def _open_pool(self) -> Any:
@@ -146,13 +151,13 @@ class RewardPool:
         return pool
 
     def _replace_pool(self) -> None:
-        """pebble gives a pool up when a worker dies that was not known to be scoring (killed while idle)."""
+        """pebble stops a pool when a worker dies that was not scoring (one that was killed while idle)."""
         log.warning("reward workers died; starting new ones")
         self._pool.stop()
         self._pool = self._open_pool()
 
     def _failed(self, reason: str) -> RewardResult:
-        log.warning("reward: %s; counted as %g", reason, self._error_reward)
+        log.warning("reward: %s; using task.error_reward=%g", reason, self._error_reward)
         return RewardResult(self._error_reward, reason)
 
 
@@ -166,13 +171,13 @@ def _describe(error: BaseException, timeout_s: float) -> str:
     return f"the reward function raised {type(error).__name__}: {error}"[:500]
 
 
-# What follows runs in a worker.
+# Everything below runs in a worker.
 
 
 @dataclass
 class _Worker:
     task: Task | None = None
-    reward: Reward | None = None
+    score: Scorer | None = None
     problem: str = "the worker was not started"
 
 
@@ -181,23 +186,20 @@ _worker = _Worker()
 
 def _start_worker(config: dict[str, Any], owner_pid: int) -> None:
     die_with_parent(owner_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's to handle
-    from leeway.tasks.load import load_task
-
-    task_config = TaskConfig(**config)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner handles Ctrl-C
+    settings = task_config(**config)
     try:
-        _worker.task = load_task(task_config)
-        _worker.reward = build_reward(task_config, _worker.task)
-    except (
-        TaskError
-    ) as error:  # reported by every scoring; a worker that fails to start would be restarted forever
+        _worker.task = load_task(settings)
+        _worker.score = load_reward(settings, _worker.task)
+    except TaskError as error:
+        # Reported with every response: a worker that fails to start would be restarted forever.
         _worker.problem = str(error)
-    if task_config.reward_memory_mib is not None:
-        _limit_memory(task_config.reward_memory_mib)
+    if settings.reward_memory_mib is not None:
+        _limit_memory(settings.reward_memory_mib)
 
 
 def _limit_memory(mib: int) -> None:
-    """No more than `mib` beyond the present address space: an allocation beyond it fails (MemoryError)."""
+    """Limit the address space to its current size plus `mib`: allocations beyond it raise MemoryError."""
     limit = psutil.Process().memory_info().vms + (mib << 20)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if hard == resource.RLIM_INFINITY or limit < hard:
@@ -205,14 +207,14 @@ def _limit_memory(mib: int) -> None:
 
 
 def _score(index: int, response: str) -> float:
-    if _worker.task is None or _worker.reward is None:
+    if _worker.task is None or _worker.score is None:
         raise TaskError(_worker.problem)
     try:
-        return float(_worker.reward(_worker.task.item(index), response))
+        return float(_worker.score(_worker.task.item(index), response))
     except MemoryError:
-        pass  # raised anew below: this one holds what the function had allocated
-    raise MemoryError("it took more memory than task.reward_memory_mib allows")
+        pass  # a new one is raised below: this one keeps alive what the function had allocated
+    raise MemoryError("it used more memory than task.reward_memory_mib allows")
 
 
 def _ping() -> None:
-    """Makes the pool start its workers."""
+    """Does nothing; scheduling it makes the pool start its workers."""

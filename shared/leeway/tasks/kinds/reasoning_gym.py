@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any
+from typing import Any, Literal
 
-from leeway.tasks.base import TaskError, TaskItem, check_index
+from pydantic import Field
+
+from leeway.config.task import TaskConfig
+from leeway.tasks.base import TaskError, TaskItem, TaskKind, check_index
+
+
+class ReasoningGymConfig(TaskConfig):
+    """A procedural data set of reasoning-gym."""
+
+    kind: Literal["reasoning_gym"] = "reasoning_gym"
+    name: str = Field(min_length=1)
+    """Name of the data set, for example `chain_sum`."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of the data set."""
+    size: int = Field(default=1024, ge=1)
+    """Number of items."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the items."""
 
 
 class ReasoningGymTask:
     """A reasoning-gym data set; its verifier is the data set's `score_answer`."""
 
-    def __init__(self, name: str, params: dict[str, Any], size: int, seed: int) -> None:
-        self._name = name
-        self._dataset = _create(name, params, size, seed)
-        self._size = size
+    def __init__(self, config: ReasoningGymConfig) -> None:
+        self._name = config.name
+        self._dataset = _create(config.name, config.params, config.size, config.seed)
+        self._size = config.size
 
     @property
     def name(self) -> str:
@@ -44,15 +61,18 @@ def _create(name: str, params: dict[str, Any], size: int, seed: int) -> Any:
 
     if name not in DATASETS:
         close = difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.4)
-        hint = f"did you mean {', '.join(close)}?" if close else "none is close"
+        hint = f"did you mean {', '.join(close)}?" if close else "no similar name exists"
         raise TaskError(
             f"task.name: reasoning-gym has no data set {name!r}; {hint} "
             f"({len(DATASETS)} exist, for example chain_sum, products, gcd)"
         )
     reserved = sorted({"size", "seed"} & set(params))
     if reserved:
-        raise TaskError(f"task.params: give {', '.join(reserved)} as task.{reserved[0]}, not as a parameter")
+        raise TaskError(f"task.params: set {', '.join(reserved)} as task.{reserved[0]}, not as a parameter")
     try:
         return create_dataset(name, size=size, seed=seed, **params)
     except (TypeError, ValueError, AssertionError) as error:
-        raise TaskError(f"task.params: reasoning-gym's {name} does not take {params}: {error}") from error
+        raise TaskError(f"task.params: reasoning-gym's {name} does not accept {params}: {error}") from error
+
+
+TASK = TaskKind(ReasoningGymConfig, ReasoningGymTask)

@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, Literal
 
-from leeway.tasks.base import TaskError, TaskItem, check_index
+from pydantic import Field
+
+from leeway.config.task import TaskConfig
+from leeway.tasks.base import TaskError, TaskItem, TaskKind, check_index
 
 MAX_LENGTH = 64
 DEFAULTS = {"min_length": 5, "max_length": 5}
 
 
+class DigitsConfig(TaskConfig):
+    """Strings of digits to sort, built in."""
+
+    kind: Literal["digits"] = "digits"
+    params: dict[str, Any] = Field(default_factory=dict)
+    """`length`, or `min_length` and `max_length` (lengths are then drawn uniformly); default 5."""
+    size: int = Field(default=1024, ge=1)
+    """Number of items."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the items."""
+
+
 class DigitsTask:
-    """`size` strings of digits to sort. Item i is a pure function of (seed, i, lengths).
+    """`size` strings of digits to sort. Item i is a pure function of (seed, i, lengths)."""
 
-    Parameters: `length` (fixed), or `min_length` and `max_length` (drawn evenly between them).
-    """
-
-    def __init__(self, params: dict[str, Any], size: int, seed: int) -> None:
-        self._min, self._max = _read_lengths(params)
-        self._size = size
-        self._seed = seed
+    def __init__(self, config: DigitsConfig) -> None:
+        self._min, self._max = _read_lengths(config.params)
+        self._size = config.size
+        self._seed = config.seed
 
     @property
     def name(self) -> str:
         return "digits"
-
-    @property
-    def max_answer_length(self) -> int:
-        """Characters of the longest answer."""
-        return self._max
 
     def __len__(self) -> int:
         return self._size
@@ -41,7 +48,7 @@ class DigitsTask:
         return TaskItem(index=index, prompt=f"s:{''.join(digits)}=", answer="".join(sorted(digits)))
 
     def verify(self, item: TaskItem, response: str) -> float:
-        """Share of positions that are right; missing and surplus characters count as wrong."""
+        """Share of correct positions; missing and surplus characters count as wrong."""
         got = response.strip()
         right = sum(a == b for a, b in zip(got, item.answer, strict=False))
         return right / max(len(got), len(item.answer))
@@ -51,8 +58,8 @@ def _read_lengths(params: dict[str, Any]) -> tuple[int, int]:
     unknown = sorted(set(params) - {"length", "min_length", "max_length"})
     if unknown:
         raise TaskError(
-            f"task.params of kind digits does not know {', '.join(unknown)}; it takes length, or min_length "
-            "and max_length"
+            f"task.params: unknown parameter {', '.join(unknown)} for kind digits; expected length, or "
+            "min_length and max_length"
         )
     if "length" in params:
         values = {"min_length": params["length"], "max_length": params["length"]}
@@ -61,7 +68,10 @@ def _read_lengths(params: dict[str, Any]) -> tuple[int, int]:
     low, high = values["min_length"], values["max_length"]
     if not (isinstance(low, int) and isinstance(high, int) and 1 <= low <= high <= MAX_LENGTH):
         raise TaskError(
-            f"task.params of kind digits gives lengths {low!r} to {high!r}; expected integers with "
+            f"task.params: lengths {low!r} to {high!r} for kind digits; expected integers with "
             f"1 <= min_length <= max_length <= {MAX_LENGTH}"
         )
     return low, high
+
+
+TASK = TaskKind(DigitsConfig, DigitsTask)

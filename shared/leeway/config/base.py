@@ -1,0 +1,22 @@
+"""What all sections of a RunConfig have in common."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Dtype = Literal["bfloat16", "float32"]
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys and wrong types are refused, values cannot change later."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        validate_default=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+    )

@@ -1,0 +1,52 @@
+"""The section `task`: what all kinds of tasks have in common. Each kind adds keys (leeway/tasks/kinds)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from leeway.config.base import Section
+from leeway.config.choice import Choice
+
+if TYPE_CHECKING:
+    from leeway.registry import Registry
+    from leeway.tasks.base import TaskKind
+
+
+class TaskConfig(Section):
+    """Where prompts come from and how a response is rewarded."""
+
+    kind: str
+    """Kind of the task; the other keys depend on it."""
+    reward: str = "exact"
+    """`exact`, `last_number`, `verifier` (the task's own), a reward from an installed package, or
+    `module:function`."""
+    reward_timeout_s: float = Field(default=5.0, gt=0)
+    """Maximum time to score one response, after which the scoring process is killed."""
+    reward_memory_mib: int | None = Field(default=1024, ge=16)
+    """Maximum memory of a scoring process beyond what it uses once the task is loaded; null: no limit."""
+    reward_workers: int = Field(default=1, ge=1)
+    """Scoring processes per sampler."""
+    error_reward: float = 0.0
+    """Reward of a response whose scoring crashed or timed out."""
+    system_prompt: str | None = None
+    """System message at the start of every chat."""
+    prompt_suffix: str = ""
+    """Text appended to every prompt."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Files that the items are read from; none for items that are generated."""
+        return ()
+
+
+def _task_kinds() -> Registry[TaskKind]:
+    from leeway.tasks.load import KINDS
+
+    return KINDS
+
+
+AnyTask = Annotated[TaskConfig, Choice("kind", "reasoning_gym", _task_kinds)]
+"""The section as part of a RunConfig: the model of the task's kind."""

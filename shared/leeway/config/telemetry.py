@@ -1,0 +1,24 @@
+"""The section `telemetry`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from leeway.config.base import Section
+
+
+class TelemetryConfig(Section):
+    """Logs, traces and metrics."""
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_format: Literal["text", "json"] = "text"
+    """json: one object a line, with trace and span ids."""
+    otlp_endpoint: str | None = None
+    """Where spans go, for example http://localhost:4317 (gRPC) or http://localhost:4318 (HTTP). The variables
+    of OpenTelemetry (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_SAMPLER, ...) come first; without either there
+    are none."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port of /metrics (Prometheus) of every service; on one machine the controller has this one, the trainer
+    the next and the samplers those after; null: none."""

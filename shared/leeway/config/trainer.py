@@ -1,0 +1,44 @@
+"""The section `trainer`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from leeway.config.base import Dtype, Section
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class TrainerConfig(Section):
+    """The DeepSpeed trainer."""
+
+    steps: int = Field(default=20, ge=1)
+    """Optimiser steps of the whole run."""
+    ranks: int = Field(default=1, ge=1)
+    """Trainer processes on this machine."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Dtype = "bfloat16"
+    """Compute type; master weights and optimiser are float32."""
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    learning_rate: float = Field(default=1e-5, gt=0)
+    lr_schedule: Literal["constant", "linear"] = "constant"
+    warmup_steps: int = Field(default=0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), strict=False)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    micro_batch_tokens: int = Field(default=4096, ge=16)
+    """Padded tokens in one forward and backward pass."""
+    logits_chunk_tokens: int = Field(default=128, ge=1)
+    """Positions whose logits exist at the same time."""
+    gradient_checkpointing: bool = False
+    cpu_threads: int | None = Field(default=None, ge=1)
+    """Threads of a CPU trainer; null: one per core."""
+    checkpoint_every: int = Field(default=10, ge=0)
+    """Steps between checkpoints; 0: only the last step's."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    deepspeed: dict[str, Any] = Field(default_factory=dict)
+    """More DeepSpeed configuration, merged over Leeway's own."""
+    max_restarts: int = Field(default=0, ge=0)
+    """Restarts from the last checkpoint by the local launcher, after a crash, before the run fails."""

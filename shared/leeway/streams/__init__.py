@@ -1,0 +1,59 @@
+"""Redis streams as Leeway uses them: the one adapter that every service shares.
+
+keys.py      names of a run's streams, keys, groups and of the fields of its hash `state`
+client.py    a client that answered a PING
+retry.py     a call repeated while the server is away, within a budget
+writing.py   `append`: writes an entry
+consumer.py  `Consumer`: reads a stream through a consumer group; acknowledges after the effect
+tail.py      `Tail`: reads a stream from a position, without a group (fan-out)
+entries.py   what a read returns
+
+All of it survives a lost connection: a read whose reply was lost is found again among the consumer's own
+pending entries; a write is repeated, and its reader drops duplicates by the message's identity.
+"""
+
+from leeway.streams.client import RedisRefused, client_name, connect, replica_url
+from leeway.streams.clock import now
+from leeway.streams.consumer import Consumer
+from leeway.streams.entries import Entry
+from leeway.streams.keys import (
+    EPOCH_FIELD,
+    KEYFRAME_FIELD,
+    MANUAL_FIELD,
+    REPORTS_GROUP,
+    ROLLOUTS_GROUP,
+    SCALE_FIELD,
+    STATE_FIELD,
+    TERM_FIELD,
+    TICKETS_GROUP,
+    Keys,
+)
+from leeway.streams.retry import LOST, RedisUnavailable, retrying
+from leeway.streams.tail import Tail
+from leeway.streams.writing import add_fields, append
+
+__all__ = [
+    "EPOCH_FIELD",
+    "KEYFRAME_FIELD",
+    "LOST",
+    "MANUAL_FIELD",
+    "REPORTS_GROUP",
+    "ROLLOUTS_GROUP",
+    "SCALE_FIELD",
+    "STATE_FIELD",
+    "TERM_FIELD",
+    "TICKETS_GROUP",
+    "Consumer",
+    "Entry",
+    "Keys",
+    "RedisRefused",
+    "RedisUnavailable",
+    "Tail",
+    "add_fields",
+    "append",
+    "client_name",
+    "connect",
+    "now",
+    "replica_url",
+    "retrying",
+]

@@ -1,0 +1,69 @@
+"""Connections to the server."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
+from redis.retry import Retry
+
+from leeway.config.load import redact_url
+from leeway.errors import UsageError
+from leeway.streams.retry import RedisUnavailable, retrying
+
+
+class RedisRefused(UsageError):
+    """The server answered and refused: wrong password, missing permission, or not a Redis server at all."""
+
+
+def connect(
+    url: str, *, socket_timeout_s: float = 5.0, wait_s: float = 10.0, name: str | None = None
+) -> redis.Redis:
+    """A client that answered a PING. `name` is what the server's CLIENT LIST shows (see `client_name`).
+
+    Raises RedisRefused (wrong password, no permission, bad URL, a certificate that nobody vouches for) at
+    once and RedisUnavailable after `wait_s`.
+    """
+    try:
+        client = redis.Redis.from_url(
+            url,
+            socket_timeout=socket_timeout_s,
+            socket_connect_timeout=socket_timeout_s,
+            health_check_interval=15,
+            client_name=name,
+            retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=1),
+        )
+    except ValueError as exc:
+        raise RedisRefused(
+            f"redis.url {redact_url(url)}: {exc}; expected redis://:password@host:port/0"
+        ) from exc
+    try:
+        retrying(client.ping, budget_s=wait_s, what=f"connecting to {redact_url(url)}")
+    except (AuthenticationError, NoPermissionError, ResponseError) as exc:
+        client.close()
+        raise RedisRefused(f"Redis at {redact_url(url)} refused: {exc}; check the user and password") from exc
+    except redis.ConnectionError as exc:
+        client.close()
+        raise RedisRefused(
+            f"Redis at {redact_url(url)}: {exc}; name the certificate of its authority in the environment "
+            "variable SSL_CERT_FILE"
+        ) from exc
+    except RedisUnavailable:
+        client.close()
+        raise
+    return client
+
+
+def client_name(run: str, service: str) -> str:
+    """The name of a service's connections on the server."""
+    return f"leeway:{run}:{service}"
+
+
+def replica_url(place: str, url: str) -> str:
+    """`place` (redis://host:port) with scheme options, user, password and database of the server `url`."""
+    credentials, _, _ = urlsplit(url).netloc.rpartition("@")
+    parts = urlsplit(place)
+    netloc = f"{credentials}@{parts.netloc}" if credentials else parts.netloc
+    return parts._replace(netloc=netloc, path=urlsplit(url).path).geturl()

@@ -1,0 +1,54 @@
+"""Calls repeated while the server is away, within a budget."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import redis
+from redis.exceptions import AuthenticationError, OutOfMemoryError
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential
+
+from leeway.errors import LeewayError
+
+log = logging.getLogger(__name__)
+
+LOST = (redis.ConnectionError, redis.TimeoutError)
+"""Errors of a connection that was lost; whether the server executed the call is unknown."""
+T = TypeVar("T")
+
+
+class RedisUnavailable(LeewayError):
+    """The server did not answer within the budget."""
+
+
+def _is_transient(error: BaseException) -> bool:
+    # A refused password or certificate is a ConnectionError in redis-py, but waiting does not help.
+    if isinstance(error, AuthenticationError) or "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return False
+    return isinstance(error, (*LOST, OutOfMemoryError))
+
+
+def retrying(call: Callable[[], T], *, budget_s: float, what: str) -> T:
+    """`call()` repeated while the server is away, loading or out of memory.
+
+    Raises RedisUnavailable after `budget_s` seconds, naming `what`. Other errors pass.
+    """
+
+    def give_up(state: RetryCallState) -> T:
+        error = state.outcome.exception() if state.outcome else None
+        raise RedisUnavailable(f"{what}: no success within {budget_s:g} s: {error}") from error
+
+    def note(state: RetryCallState) -> None:
+        if state.attempt_number in (2, 10, 100):
+            log.warning("%s: %s; trying again", what, state.outcome.exception() if state.outcome else "")
+
+    retry = Retrying(
+        retry=retry_if_exception(_is_transient),
+        wait=wait_exponential(multiplier=0.05, max=1.0),
+        stop=stop_after_delay(budget_s),
+        before_sleep=note,
+        retry_error_callback=cast(Any, give_up),
+    )
+    return retry(call)

@@ -1,0 +1,73 @@
+"""The shelf of tasks: every kind has keys of its own, and a wrong key is answered with those of its kind."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from leeway.config import RunConfig
+from leeway.config.load import ConfigError, build_config, dump_config, parse_yaml
+from leeway.errors import UsageError
+from leeway.tasks import KINDS, Task, load_task, task_config
+from leeway.tasks.kinds.digits import DigitsConfig
+
+GIVEN = {"digits": {}, "jsonl": {"path": "{tmp}/items.jsonl"}, "reasoning_gym": {"name": "chain_sum"}}
+
+
+def test_every_built_in_kind_loads(tmp_path) -> None:
+    (tmp_path / "items.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
+    assert list(KINDS) == sorted(GIVEN)
+    for kind, keys in GIVEN.items():
+        config = task_config(kind, **json.loads(json.dumps(keys).replace("{tmp}", str(tmp_path))))
+        assert isinstance(config, KINDS[kind].settings) and config.kind == kind
+        task = load_task(config)
+        assert isinstance(task, Task) and task.item(0).index == 0
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (
+            {"kind": "digits", "name": "x"},
+            r"task.name: unknown key for kind digits \(value 'x'\); allowed: .*size",
+        ),
+        ({"kind": "digits", "siz": 3}, "task.siz: .*did you mean 'size'"),
+        ({"kind": "jsonl", "path": "x", "size": 3}, "task.size: unknown key for kind jsonl .*answer_field"),
+        ({"name": "gcd", "path": "x"}, "task.path: unknown key for kind reasoning_gym .*name, params"),
+        ({"kind": "digit"}, "task.kind: unknown task kind 'digit'; did you mean 'digits'"),
+        ({"kind": 3}, "task.kind: expected one of digits, jsonl, reasoning_gym"),
+        ({}, "task.name: required"),
+        ({"kind": "jsonl"}, "task.path: required"),
+        ("digits", "task: got 'digits'"),
+        ({"kind": "digits", "size": "many", "seed": -1}, r"task.size: got 'many'(.|\n)*task.seed: got -1"),
+    ],
+)
+def test_a_wrong_key_is_answered_with_the_keys_of_its_kind(task: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build_config({"task": task})
+
+
+def test_settings_survive_dump_and_reading() -> None:
+    config = build_config({"task": {"kind": "digits", "params": {"length": 3}, "size": 9}})
+    assert isinstance(config.task, DigitsConfig)
+    assert config.task.size == 9
+    assert build_config(parse_yaml(dump_config(config), "dump")) == config
+    assert RunConfig.model_validate_json(config.model_dump_json()) == config
+
+
+def test_the_schema_has_one_part_for_each_kind() -> None:
+    task = RunConfig.model_json_schema()["properties"]["task"]
+    parts = {part["properties"]["kind"]["const"]: part for part in task["oneOf"]}
+    assert parts.keys() == GIVEN.keys()
+    assert {kind: part["required"] for kind, part in parts.items()} == {
+        "digits": ["kind"],
+        "jsonl": ["kind", "path"],
+        "reasoning_gym": ["name"],  # the default
+    }
+    assert all(part["additionalProperties"] is False for part in parts.values())
+
+
+def test_an_unknown_kind_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="unknown task kind 'no'"):
+        task_config("no")
