@@ -74,6 +74,20 @@ def test_commands_were_found() -> None:
     assert {"README.md", "try.md", "run.md", "kubernetes.md", "lab.md"} <= pages
 
 
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    used = set()
+    for page in [*PAGES, ROOT / ".github" / "PULL_REQUEST_TEMPLATE.md"]:
+        text = page.read_text(encoding="utf-8")
+        shown = [*code_lines(text), *re.findall(r"`([^`]+)`", text.replace("\n", " "))]
+        for line in shown:
+            if found := re.match(r"make ((?:[a-z-]+ ?)+)", line):
+                used.update(found[1].split())
+    assert {"setup", "test", "docs", "images"} <= used
+    assert used <= targets
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
