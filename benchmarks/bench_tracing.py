@@ -1,17 +1,18 @@
-"""What tracing costs per step: one run that is traced half of the time, and the CPU time of the spans.
+"""The cost of tracing per step: a run that is traced half of the time, and the CPU time of the spans alone.
 
     python benchmarks/bench_tracing.py                                    # the tiny model
     python benchmarks/bench_tracing.py examples/quickstart.yaml --steps 800 \\
         --set batch.prompts=1 batch.group_size=4 sync.ess_threshold=null sync.max_age=null \\
         sync.clip_fraction=null
 
-The second command trains a model of 135 million parameters in many short steps without resyncs; 40 minutes.
+The second command trains a model of 135 million parameters in many short steps that send no weights; it takes
+40 minutes.
 
-paired     within one run, tracing is switched off and on every few seconds, and each slot is compared with
-           its two neighbours. Separate runs would not do: two runs of the same configuration differ by 5 %
-           in the time of a step, and the speed of a machine changes from minute to minute
+paired     within the processes of one run, tracing is off and on in turn, in slots of 20 seconds, and
+           each slot is compared with its two neighbours: step times of two runs of the same configuration
+           differ by 5 %, and the speed of a machine varies from minute to minute
 direct     CPU time of the spans of one response and of one step, created by the services' own functions and
-           sent by the real exporter, multiplied by their number, as if nothing ran in parallel
+           sent by the real exporter, times their number; an upper bound, since some of it runs in parallel
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 SKIPPED = 5
-"""Number of steps to skip: the first steps wait for the first batch and compile."""
+"""First steps of a run, which wait for the first batch and for compilation."""
 SLOT_S = 20
-BLOCK, LEAST_BLOCKS = 6, 8
+BLOCK, MIN_BLOCKS = 6, 8
 SEEN_AFTER_S = 0.25
-"""Maximum time from the end of a step to its line in metrics.jsonl."""
+"""Maximum time from the end of a step until its line is in metrics.jsonl."""
 ALONE = ("sync.max_lead=0", "trainer.checkpoint_every=100000")
-"""Settings that keep all work of a step within that step."""
+"""Settings that keep all work of a step within it."""
 SWITCH = """
 import os, sys, threading, time
 
@@ -68,7 +69,7 @@ RESPONSES = 4000
 
 
 def serve_receiver() -> None:
-    """Count spans that arrive over OTLP/HTTP; a GET returns {"name": count}. Prints its port first."""
+    """Count spans received over OTLP/HTTP; a GET returns {"name": count}. Prints its port first."""
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
 
     counts: dict[str, int] = {}
@@ -126,9 +127,9 @@ def take_counts(url: str) -> dict[str, int]:
 def paired(
     config: Path, settings: list[str], steps: int, endpoint: str
 ) -> tuple[dict[int, list[float]], dict[str, float]]:
-    """Duration in seconds of the steps in each time slot, and the number of spans per step by name.
+    """Step times in seconds by slot, and spans per step by name.
 
-    Tracing is on in odd slots. Steps that begin in one slot and end in another are left out.
+    Tracing is on in odd slots; steps that start in one slot and end in another are excluded.
     """
     environ = {k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}
     slots: dict[int, list[float]] = {}
@@ -154,7 +155,7 @@ def paired(
 
 
 def neighbours(slots: dict[int, list[float]]) -> list[float]:
-    """log(on / off) of the mean step, of each slot compared with its two neighbours."""
+    """log(on / off) of the mean step time in each slot and its two neighbours."""
     means = {at: math.log(statistics.fmean(seconds)) for at, seconds in slots.items()}
     return [
         (1 if at % 2 else -1) * (means[at] - (means[at - 1] + means[at + 1]) / 2)
@@ -164,12 +165,10 @@ def neighbours(slots: dict[int, list[float]]) -> list[float]:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """95 % interval of the mean: a bootstrap over means of BLOCK values, because a slot can be in three of them.
-
-    Infinite with fewer than LEAST_BLOCKS blocks.
-    """
+    """95 % interval of the mean: bootstrap over means of BLOCK values, because each slot is in up to three
+    of them; infinite with fewer than MIN_BLOCKS blocks."""
     blocks = [np.mean(values[at : at + BLOCK]) for at in range(0, len(values), BLOCK)]
-    if len(blocks) < LEAST_BLOCKS:
+    if len(blocks) < MIN_BLOCKS:
         return -math.inf, math.inf
     means = np.random.default_rng(0).choice(blocks, (10_000, len(blocks))).mean(1)
     low, high = np.quantile(means, (0.025, 0.975))
@@ -177,7 +176,7 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 def direct(run: RunConfig, endpoint: str) -> tuple[float, float]:
-    """CPU seconds of the spans of one response, and of the other spans of a step."""
+    """CPU seconds of the spans of one response, and of a step without its responses."""
     from leeway.messages import Ticket, TicketHeader
     from leeway.telemetry.tracing import add_link, messaging, span, start_tracing, traceparent
     from leeway_sampler.serve import generate_span
@@ -203,7 +202,7 @@ def direct(run: RunConfig, endpoint: str) -> tuple[float, float]:
             )
             with span(
                 "llm_request", {f"gen_ai.latency.{i}": 0.1 for i in range(12)}
-            ):  # in place of vLLM's own span
+            ):  # in place of the one from vLLM
                 pass
         with span("reward", {"leeway.item": 0}, parent=parent) as opened:
             assert opened is not None
@@ -247,7 +246,7 @@ def direct(run: RunConfig, endpoint: str) -> tuple[float, float]:
 
 
 def flush() -> None:
-    """Send pending spans; the exporting thread counts towards this process's CPU time."""
+    """Send everything that is buffered; the sending thread counts towards this process's CPU time."""
     from opentelemetry import trace
 
     provider: Any = trace.get_tracer_provider()

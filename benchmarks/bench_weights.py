@@ -1,4 +1,4 @@
-"""What a broadcast of weights costs, on the tiny model; `leeway bench weights` measures a real one."""
+"""Broadcasts of the tiny model's weights; `leeway bench weights` measures a real model."""
 
 from __future__ import annotations
 

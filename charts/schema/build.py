@@ -85,7 +85,7 @@ def plain(node: Any, defs: dict[str, Schema], kube: Definitions) -> Any:
     for key, value in node.items():
         if key == "properties":
             result[key] = {name: plain(part, defs, kube) for name, part in value.items()}
-        elif key not in ("title", "default", "$defs", "examples"):
+        elif key not in ("title", "default", "$defs", "examples", "discriminator"):
             result[key] = plain(value, defs, kube)
     return result
 
@@ -100,8 +100,21 @@ def run_schema() -> Schema:
     for section, keys in OWNED.items():
         for key in keys:
             schema["properties"][section]["properties"].pop(key, None)
+    for section, key in (("correction", "method"), ("task", "kind")):
+        options = schema["properties"][section]["oneOf"]
+        names = [option["properties"][key]["const"] for option in options]
+        options.append(from_another_package(key, names))
     required = schema.pop("required")
     return {**schema, "if": {"minProperties": 1}, "then": {"required": required}}
+
+
+def from_another_package(key: str, names: list[str]) -> Schema:
+    """A correction or a task from a package that is installed in the image: the services check its keys."""
+    return {
+        "type": "object",
+        "properties": {key: {"type": "string", "not": {"enum": names}}},
+        "required": [key],
+    }
 
 
 def build_schema() -> Schema:

@@ -1,8 +1,8 @@
-"""Users of a shared Redis server, one per service, each allowed what its service does and no more.
+"""Users of a shared Redis server, one per service, each with the permissions that its service needs.
 
 A sampler can take and answer tickets; it cannot write weights, verdicts, reports or state. A trainer cannot
-write verdicts or tickets, a controller cannot write weights, rollouts or reports. Needs a server with key
-permissions and selectors (Redis 7.0 or newer, any Valkey).
+write verdicts or tickets; a controller cannot write weights, rollouts or reports. This needs a server with
+key permissions and selectors (Redis 7.0 or newer, any Valkey).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HASH = "+@hash"
 
 
 def build_acl(run: str = "*") -> dict[str, list[str]]:
-    """Rules of ACL SETUSER for each service, without state and password. `run`: name or glob of the runs."""
+    """ACL SETUSER rules for each service, without state and password. `run`: name of a run, or a glob."""
     keys = Keys(run)
     weights = (keys.weights, f"{keys.weights}:*")
 

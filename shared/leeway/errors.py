@@ -22,6 +22,10 @@ class UsageError(LeewayError):
     exit_code = EXIT_USAGE
 
 
+class ConfigError(UsageError):
+    """A configuration that cannot be run; the message has one line per problem."""
+
+
 class StalledError(LeewayError):
     """No progress within a budget; the message names what is awaited."""
 

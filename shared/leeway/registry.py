@@ -62,6 +62,11 @@ class Registry(Mapping[str, T], Generic[T]):
             found[point.name] = point
         return found
 
+    @property
+    def builtin(self) -> list[str]:
+        """Names of the entries that are part of Leeway, in alphabetical order."""
+        return sorted(self._builtin)
+
     def __getitem__(self, name: str) -> T:
         """Raises UsageError for an unknown name, and for an installed entry that cannot be loaded."""
         if name not in self._loaded:

@@ -45,10 +45,12 @@ def open_levels(node: Any, path: str = "") -> Iterator[str]:
 def test_the_schema_is_closed_at_every_level() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     found = {p for p in open_levels(schema) if p.rpartition(".")[2] not in FREE}
-    # Parameters that other libraries read: data sets, DeepSpeed, vLLM.
+    # Parameters that other libraries read (data sets, DeepSpeed, vLLM), and sections of installed packages.
     assert found == {
         "run.model.params",
+        "run.task",
         "run.task.params",
+        "run.correction",
         "run.sampler.engine_args",
         "run.trainer.deepspeed",
     }

@@ -1,4 +1,4 @@
-"""`leeway run` as a user starts it, in a process of its own, with everything that it starts marked."""
+"""`leeway run` as a user starts it, in a separate process, with everything that it starts marked."""
 
 from __future__ import annotations
 

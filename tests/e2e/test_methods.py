@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from e2e_support import ROOT, Run
 
-from leeway.corrections.names import METHOD_NAMES
+from leeway.corrections import METHODS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("method", METHOD_NAMES)
+@pytest.mark.parametrize("method", METHODS)
 def test_ten_steps(cache: Path, tmp_path: Path, method: str) -> None:
     out = tmp_path / "run"
     options = ("--steps", "10", "--set", f"correction.method={method}", "--out", str(out))

@@ -1,4 +1,4 @@
-"""`leeway scale` and `leeway status` while a run on this machine goes on."""
+"""`leeway scale` and `leeway status` while a run on this machine is active."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def status(run: Run) -> dict:  # type: ignore[type-arg]
 def test_one_to_two_to_one(start_run: StartRun) -> None:
     run = start_run("--steps", "2000")
     run.wait_for(lambda: len(run.rows()) >= 1, 300)
-    assert "told to have 2" in leeway("scale", "samplers", "2", str(run.out))
+    assert "requested 2 samplers" in leeway("scale", "samplers", "2", str(run.out))
     run.wait_for(lambda: len([s for s in status(run)["samplers"] if s["tickets"]]) == 2, 300)
     leeway("scale", "samplers", "1", str(run.out))
     run.wait_for(lambda: [s["sampler"] for s in status(run)["samplers"]] == ["sampler-0"], 120)

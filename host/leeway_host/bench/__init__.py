@@ -1,1 +1,1 @@
-"""Measurements on this machine, with real parts in real processes."""
+"""Benchmarks on this machine, with the real components in real processes."""

@@ -1,9 +1,9 @@
 """Fan-out of one weight version to many samplers: a simulation from measured rates.
 
-Servers (a primary and its replicas) send chunks; each shares what it can send evenly among its readers. A
-replica gets the version from the primary, chunk by chunk, and its readers cannot be further than it is.
-Samplers decode while they read and load when they have all of it. All samplers start at once, which is the
-worst case: it is what a resync does.
+Servers (a primary and its replicas) send chunks; each divides its bandwidth evenly among its readers. A
+replica receives the version from the primary chunk by chunk, and its readers cannot be ahead of it. Samplers
+decode while they read, and load once they have everything. All samplers start at once, which is the worst
+case and what a resync does.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes per second, as measured; `weight` bytes are of the whole model, `wire` bytes of what is sent."""
+    """Measured bytes per second; `weight` bytes count the whole model, `wire` bytes what is sent."""
 
     server_bytes_s: float
-    """What one server's only thread sends over loopback."""
+    """What a server, which has one thread, sends over loopback."""
     network_bytes_s: float
     """What its network card sends."""
     encode_weight_bytes_s: float
     decode_weight_bytes_s: float
-    """Apply and verify; reading apart."""
+    """Apply and verify, without reading."""
     reader_wire_bytes_s: float
-    """What one reader takes."""
+    """What one reader receives."""
     load_weight_bytes_s: float
-    """Reload of the engine, while it stands still."""
+    """Reload of the engine, while it is paused."""
 
     @property
     def out_bytes_s(self) -> float:
@@ -45,7 +45,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Seconds of one broadcast. `read_s`: until the last sampler has all bytes, from the manifest on."""
+    """Seconds of one broadcast. `read_s`: from the manifest until the last sampler has all bytes."""
 
     encode_s: float
     read_s: float
@@ -62,7 +62,7 @@ STEPS = 400
 
 
 def simulate(rates: Rates, size: Size, *, samplers: int, replicas: int) -> Broadcast:
-    """One broadcast to `samplers`; with `replicas`, those serve the samplers and the primary serves them."""
+    """One broadcast to `samplers`, read from the primary, or with `replicas` from those."""
     return Broadcast(
         encode_s=size.weight_bytes / rates.encode_weight_bytes_s,
         read_s=_read_seconds(rates, size.wire_bytes, samplers, replicas),
@@ -72,13 +72,13 @@ def simulate(rates: Rates, size: Size, *, samplers: int, replicas: int) -> Broad
 
 
 def _read_seconds(rates: Rates, wire_bytes: float, samplers: int, replicas: int) -> float:
-    """Step by step: replicas fill from the primary, readers from their replica, none overtakes."""
+    """In small steps: replicas fill from the primary, readers from their replica, which stays ahead."""
     if not replicas:
         return wire_bytes / min(rates.out_bytes_s / samplers, rates.reader_wire_bytes_s)
     fill_s = rates.out_bytes_s / replicas
     busiest = -(-samplers // replicas)
     drain_s = min(rates.out_bytes_s / busiest, rates.reader_wire_bytes_s)
-    # Long enough for either alone; the readers of the busiest replica end last.
+    # The readers of the busiest replica finish last.
     step_s = (wire_bytes / fill_s + wire_bytes / drain_s) / STEPS
     at_replica = at_reader = seconds = 0.0
     while at_reader < wire_bytes:
@@ -89,10 +89,9 @@ def _read_seconds(rates: Rates, wire_bytes: float, samplers: int, replicas: int)
 
 
 def replicas_needed(rates: Rates, size: Size, *, samplers: int, most: int = 64) -> int:
-    """The fewest replicas after which reading is no longer what a broadcast waits for, or helps no more.
+    """The smallest number of replicas at which reading is no longer the bottleneck, or stops improving.
 
-    Reading counts as hidden when it takes no longer than decoding or loading, which more servers do not
-    shorten.
+    Reading is hidden when it takes no longer than decoding or loading, which more servers do not shorten.
     """
     best, best_s = 0, float("inf")
     for count in range(most + 1):
@@ -105,7 +104,7 @@ def replicas_needed(rates: Rates, size: Size, *, samplers: int, most: int = 64) 
 
 
 def samplers_from_which_replicas_help(rates: Rates, size: Size) -> int:
-    """The fewest samplers (a power of two, at most 4096) for which replicas shorten a broadcast; 0: none."""
+    """The smallest power of two (at most 4096) of samplers for which replicas help; 0: none."""
     for power in range(13):
         if replicas_needed(rates, size, samplers=1 << power):
             return 1 << power
@@ -115,7 +114,7 @@ def samplers_from_which_replicas_help(rates: Rates, size: Size) -> int:
 def rates_from(result: dict[str, Any], *, network_bytes_s: float, load_bytes_s: float | None) -> Rates:
     """Rates from what `leeway bench weights --json` printed.
 
-    `load_bytes_s`: how fast an engine reloads, where that is not the machine that was measured.
+    `load_bytes_s`: how fast an engine reloads, if not on the machine that was measured.
     """
     full = result["full_bytes"]
     delta = result["pair"][1]

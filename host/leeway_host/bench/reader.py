@@ -1,6 +1,6 @@
-"""A process that reads weights as a sampler does, without an engine: one JSON command a line, one answer.
+"""A process that reads weights as a sampler does, without an engine: one JSON command and answer per line.
 
-{"advance": [epoch, version]}          go there with a HostCopy -> read_s, decode_s, extra_bytes, digest
+{"advance": [epoch, version]}          bring a HostCopy there -> read_s, decode_s, extra_bytes, digest
 {"raw": stream, "chunks": n}           XREAD the entries one by one, unverified -> seconds
 """
 
@@ -35,10 +35,10 @@ class TimedSource(ChunkSource):
 
 
 class PeakMemory:
-    """Resident memory beyond what this process had: begin() ... extra_bytes()."""
+    """Peak resident memory between begin() and extra_bytes(), beyond what there was at begin()."""
 
     def begin(self) -> PeakMemory:
-        Path("/proc/self/clear_refs").write_text(CLEAR_PEAK)  # the peak begins here
+        Path("/proc/self/clear_refs").write_text(CLEAR_PEAK)  # resets the peak
         self._before = _status("VmRSS")
         return self
 

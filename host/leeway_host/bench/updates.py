@@ -1,4 +1,4 @@
-"""Weights as an optimiser changes them: AdamW on a model's own text, float32 masters, cast to the wire."""
+"""Weights as an optimiser changes them: AdamW with float32 master weights, cast to the type on the wire."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ BATCH, LENGTH = 4, 48
 def trained_weights(
     directory: Path, steps: Sequence[int], learning_rate: float, dtype: str = "bfloat16"
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """(optimiser steps done, weights in the wire's type) for 0 and each of `steps`, rising.
+    """(optimizer steps, weights in the type on the wire) for 0 and each of `steps`, which increase.
 
     AdamW with Leeway's betas, gradient norm 1, next-token loss on sums with their answers (reasoning-gym).
-    Raises UsageError when the directory holds no causal language model with a tokenizer.
+    Raises UsageError when the directory contains no causal language model with a tokenizer.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

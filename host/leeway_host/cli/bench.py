@@ -10,7 +10,7 @@ import typer
 
 from leeway.errors import UsageError
 
-app = typer.Typer(help="Measurements on this machine.", no_args_is_help=True)
+app = typer.Typer(help="Benchmarks on this machine.", no_args_is_help=True)
 SIZES = (0.6e9, 1.7e9, 8e9, 32e9, 70e9)
 SAMPLERS = (64, 128, 256, 512)
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -22,11 +22,11 @@ def weights(
         str, typer.Option(help="Directory in Hugging Face format, or a built-in name.")
     ] = "smollm2-135m-instruct",
     lr: Annotated[float, typer.Option(help="Learning rate of AdamW.")] = 1e-6,
-    steps: Annotated[str, typer.Option(help="Optimiser steps of the deltas, rising.")] = "1,4,16",
-    samplers: Annotated[int, typer.Option(min=0, help="Up to this many vLLM samplers; 0: none.")] = 1,
+    steps: Annotated[str, typer.Option(help="Optimizer steps of the deltas, increasing.")] = "1,4,16",
+    samplers: Annotated[int, typer.Option(min=0, help="Maximum number of vLLM samplers; 0: none.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """What a broadcast of weights costs, in full and as a delta, with real AdamW updates."""
+    """Measure a broadcast of weights, in full and as a delta, with real AdamW updates."""
     from leeway.config import ModelConfig
     from leeway.tasks.kinds.digits import DigitsConfig
     from leeway_host.bench.weights import bench_weights
@@ -48,13 +48,14 @@ def weights(
 
 @app.command()
 def fanout(
-    measured: Annotated[Path, typer.Argument(help="What leeway bench weights --json printed, in a file.")],
-    network_gbit: Annotated[float, typer.Option(help="Network card of a Redis server, Gbit/s.")] = 25.0,
+    measured: Annotated[Path, typer.Argument(help="File with the output of leeway bench weights --json.")],
+    network_gbit: Annotated[float, typer.Option(help="Network bandwidth of a Redis server, Gbit/s.")] = 25.0,
     load_gb_s: Annotated[
-        float | None, typer.Option(help="Reload of an engine, GB/s; default: as measured.")
+        float | None, typer.Option(help="Reload rate of an engine, GB/s; default: as measured.")
     ] = None,
     delta_ratio: Annotated[
-        float | None, typer.Option(help="How much smaller a delta is; default: the last one measured.")
+        float | None,
+        typer.Option(help="Size of the weights divided by that of a delta; default: the last measured one."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -107,7 +108,7 @@ def _rising(text: str) -> list[int]:
     except ValueError:
         steps = []
     if not steps or steps[0] < 1 or sorted(set(steps)) != steps:
-        raise UsageError(f"--steps {text}: expected rising numbers from 1 on, for example 1,4,16")
+        raise UsageError(f"--steps {text}: expected increasing numbers from 1, for example 1,4,16")
     return steps
 
 

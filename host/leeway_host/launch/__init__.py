@@ -1,1 +1,1 @@
-"""Running all services on one machine: processes, the live table, and what a run leaves behind."""
+"""Runs on this machine: `leeway run` and `leeway chaos`."""

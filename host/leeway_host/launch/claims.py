@@ -1,4 +1,4 @@
-"""What a run needs before it starts: an output directory of its own, a checkpoint that fits, free ports."""
+"""What a run needs before it starts: an exclusive output directory, a checkpoint that fits, free ports."""
 
 from __future__ import annotations
 

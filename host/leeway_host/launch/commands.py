@@ -63,6 +63,6 @@ class LaunchPlan:
         ]
 
     def _command(self, service: str, module_and_arguments: list[str]) -> Command:
-        urls: dict[str, str] = {**self.config.redis.service_urls}
+        urls: dict[str, str] = {str(name): url for name, url in self.config.redis.service_urls.items()}
         env = {REDIS_ENV: urls.get(service, self.redis_url), "TOKENIZERS_PARALLELISM": "false"}
         return Command([sys.executable, "-m", *module_and_arguments], env)

@@ -1,7 +1,7 @@
-"""What must hold of a run's history whatever happened to it: the proof of a chaos run, as pure functions.
+"""What must hold for a run's history whatever happened to it: the proof of a chaos run, as pure functions.
 
-The history is every report of the trainer in the order of the stream, also of steps that a crash undid; the
-rows are those of metrics.jsonl. Both are compared with what planning says a batch is, not with each other.
+The history is every report of the trainer in stream order, including those of steps that a crash undid; the
+rows are those of metrics.jsonl. Both are compared with the planned batches, not with each other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ExpectedDigest = Callable[[int], str]
 
 
 def is_repeat(last: ReportHeader | None, report: ReportHeader) -> bool:
-    """True for a report that was written again because the answer to its first writing was lost."""
+    """True for a report that was written twice because the reply to the first write was lost."""
     return last is not None and (last.epoch, last.event, last.step) == (
         report.epoch,
         report.event,
@@ -33,7 +33,7 @@ def check_history(
     config: RunConfig,
     expected: ExpectedDigest,
 ) -> list[str]:
-    """What is wrong, a line each; empty when everything holds. `checkpoint`: next batch of the last one."""
+    """One line per problem. `checkpoint`: the batch after the last checkpoint, None if there is none."""
     return [
         *check_order(reports, config.trainer.steps),
         *check_starts(reports, config.trainer.checkpoint_every),
@@ -48,7 +48,7 @@ def check_history(
 
 
 def check_order(reports: Sequence[ReportHeader], steps: int) -> list[str]:
-    """Within a run epoch one batch follows the other; epochs and versions only rise; the end is reached."""
+    """Within a run epoch batches are consecutive; epochs and versions never fall; the end is reached."""
     problems = []
     epoch, awaited, version = -1, 0, -1
     for report in reports:
@@ -71,7 +71,7 @@ def check_order(reports: Sequence[ReportHeader], steps: int) -> list[str]:
 
 
 def check_starts(reports: Sequence[ReportHeader], checkpoint_every: int) -> list[str]:
-    """A start goes on at the beginning, at a checkpoint, or where the policy in memory was: no gap."""
+    """A start continues from the beginning, a checkpoint, or the policy in memory, without a gap."""
     problems, done = [], 0
     for report in reports:
         if report.event == "started":
@@ -84,14 +84,14 @@ def check_starts(reports: Sequence[ReportHeader], checkpoint_every: int) -> list
 
 
 def check_contents(reports: Iterable[ReportHeader], config: RunConfig, expected: ExpectedDigest) -> list[str]:
-    """Every step, also an undone one, had the planned prompts in order and one answer per planned ticket."""
+    """Every step, even one undone later, had the planned prompts in order and one rollout per ticket."""
     problems, batch = [], config.batch
     for report in reports:
         if report.event != "step":
             continue
         where = f"epoch {report.epoch}, step {report.step}"
         if report.metrics.get("batch/digest") != expected(report.step):
-            problems.append(f"{where}: other prompts, or in another order, than planned")
+            problems.append(f"{where}: prompts or their order differ from the plan")
         ids = plan_ticket_ids(report.epoch, report.version, report.step, batch.prompts, batch.group_size)
         if report.metrics.get("batch/tickets") != tickets_digest(ids):
             problems.append(f"{where}: not exactly one rollout per ticket of version {report.version}")
@@ -99,7 +99,7 @@ def check_contents(reports: Iterable[ReportHeader], config: RunConfig, expected:
 
 
 def check_rows(reports: Iterable[ReportHeader], rows: Iterable[Mapping[str, Any]], steps: int) -> list[str]:
-    """metrics.jsonl holds each step once, in order, from the epoch that trained it last."""
+    """metrics.jsonl contains each step once, in order, from the epoch that trained it last."""
     problems = []
     last = {r.step: r.epoch for r in reports if r.event == "step"}
     rows = list(rows)
@@ -108,7 +108,7 @@ def check_rows(reports: Iterable[ReportHeader], rows: Iterable[Mapping[str, Any]
     for row in rows:
         if row["epoch"] != last.get(row["step"]):
             problems.append(
-                f"metrics.jsonl: step {row['step']} is of epoch {row['epoch']}, trained last in epoch "
-                f"{last.get(row['step'])}"
+                f"metrics.jsonl: step {row['step']} is from epoch {row['epoch']}, but was trained last in "
+                f"epoch {last.get(row['step'])}"
             )
     return problems

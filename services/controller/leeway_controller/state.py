@@ -16,7 +16,7 @@ from typing import Self
 
 from leeway.config import SyncConfig
 from leeway.messages import ReportHeader, SamplerStatus
-from leeway.resync import Decision, PolicyError, SyncFacts, decide_resync
+from leeway.policies import Decision, decide_resync, read_facts
 from leeway.run_state import RunState
 
 
@@ -61,24 +61,10 @@ class ControllerState(RunState):
 
 
 def decide(report: ReportHeader, sync: SyncConfig, steps: int, manual: bool) -> Decision:
-    """The verdict on a step report. Raises PolicyError for a metric that is missing or no number."""
-    facts = SyncFacts(
-        step=report.step,
-        age=report.age,
-        ess_token=_number(report, "lag/ess_tok"),
-        ess_sequence=_number(report, "lag/ess_seq"),
-        clip_fraction=_number(report, "lag/clip_fraction"),
-        manual=manual,
-        last=report.step + 1 >= steps,
-    )
+    """The verdict on a step report. Raises PolicyError for a metric that is missing or not a number."""
+    last = report.step + 1 >= steps
+    facts = read_facts(report.metrics, step=report.step, age=report.age, last=last, manual=manual)
     return decide_resync(facts, sync)
-
-
-def _number(report: ReportHeader, name: str) -> float:
-    value = report.metrics.get(name)
-    if not isinstance(value, (int, float)):
-        raise PolicyError(f"report of step {report.step}: {name} is {value!r}, expected a number")
-    return float(value)
 
 
 def plan_issue(state: ControllerState, max_lead: int, steps: int) -> list[int]:

@@ -21,30 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leeway.config import CorrectionConfig, RunConfig
-from leeway.corrections import METHODS, TokenBatch, lag_metrics, lr_scale, plan_batch, surrogate_loss
-from leeway.corrections.names import METHOD_NAMES
+from leeway.config import CorrectionConfig, RunConfig, build_correction
+from leeway.config.correction import DEFAULT_METHOD
+from leeway.corrections import METHODS, TokenBatch, lag_metrics, lr_scale, prepare, surrogate_loss
 from leeway.errors import EXIT_OK, LeewayError
 from leeway.messages import Rollout
 from leeway_trainer.batch import MicroBatch, build_micro_batch, input_length, plan_micro_batches
 from leeway_trainer.model import DTYPES, PolicyModel, PolicyOutput, load_policy_model
 from leeway_trainer.saved_batch import find_batch, load_batch
 from leeway_trainer.step import denominators, response_advantages, tail_query, token_batch
-
-VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    ("dlc", {"method": "dlc"}),
-    *((f"dlc centering={c}", {"method": "dlc", "centering": c}) for c in ("weighted", "plain", "none")),
-    *((f"dlc lag_clip={c}", {"method": "dlc", "lag_clip": c}) for c in ("clamp", "none")),
-    *((name, {"method": name}) for name in METHOD_NAMES if name not in ("dlc", "ppo", "m2po", "icepop")),
-    *(
-        (f"{name} + score_centering", {"method": name, "score_centering": True, "is_level": "token"})
-        for name in ("tis", "mis")
-    ),
-    *((f"ppo reference={r}", {"method": "ppo", "reference": r}) for r in ("mu", "sync", "prox")),
-    ("ppo + score_centering", {"method": "ppo", "reference": "mu", "score_centering": True}),
-    *((f"m2po {v}", {"method": "m2po", "m2_variant": v}) for v in ("paper", "areal", "repo")),
-]
-"""Label and settings, laid over the run's own."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +59,18 @@ def dot(a: Gradient, b: Gradient) -> float:
 
 
 def variants(base: CorrectionConfig) -> list[tuple[str, CorrectionConfig]]:
-    """(label, settings) of all rows; the first one is `dlc` with the run's settings."""
-    plain = base.model_dump() | {"score_centering": False}
-    return [(label, CorrectionConfig.model_validate(plain | over)) for label, over in VARIANTS]
+    """(label, settings) of all rows, the default method first.
+
+    The run's settings stay, except where a row changes them: all of them for the run's own method, those that
+    every method has for the others.
+    """
+    rows = []
+    for name in [DEFAULT_METHOD, *(name for name in METHODS if name != DEFAULT_METHOD)]:
+        own = base.model_dump() if name == base.method else base.common()
+        for label, over in METHODS[name].variants.items():
+            settings = build_correction({**own, "method": name, **over})
+            rows.append((f"{name} {label}".strip(), settings))
+    return rows
 
 
 class SavedStep:
@@ -118,17 +112,16 @@ class SavedStep:
 
     def gradient(self, correction: CorrectionConfig) -> tuple[Gradient, dict[str, float]]:
         """(gradient of all weights, float32; token means of the method's metrics)."""
-        method = correction.method
-        plan = plan_batch(method, self.whole, correction) if METHODS[method].plan else None
+        prepared = prepare(self.whole, correction)
         parameters = [p for p in self.theta.parameters() if p.requires_grad]
         total = [torch.zeros(p.shape, dtype=torch.float32) for p in parameters]
         sums: dict[str, float] = {}
         for i, batch in enumerate(self.batches):
             tail = None
-            if correction.needs_head and correction.head_tail == "sync":
+            if correction.needs_sync_tail:
                 tail = tail_query(batch, self.scores[i], self.theta_s.head, self.advantages, correction)
-            tokens = replace(self.tokens(i, self.theta(batch, tail)), plan=plan)
-            loss, metrics = surrogate_loss(method, tokens, correction)
+            tokens = replace(self.tokens(i, self.theta(batch, tail)), prepared=prepared)
+            loss, metrics = surrogate_loss(tokens, correction)
             for one, found in zip(
                 total, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
             ):
@@ -153,7 +146,7 @@ class SavedStep:
             weight_mean=mean,
             weight_ess=mean**2 / square if square else 0.0,
             clipped=metrics["weight/clipped"],
-            lr_scale=lr_scale(correction.method, self.whole, correction),
+            lr_scale=lr_scale(self.whole, correction),
         ), gradient
 
     def lag(self) -> dict[str, float]:
@@ -165,7 +158,7 @@ class SavedStep:
 
 
 def _joined(parts: Sequence[TokenBatch]) -> TokenBatch:
-    # The global batch without heads, float64, for what methods plan on.
+    # The global batch without heads, float64, for what methods prepare.
     def column(name: str) -> Tensor:
         return torch.cat([getattr(part, name) for part in parts]).double()
 

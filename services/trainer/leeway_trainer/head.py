@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leeway.corrections.primitives import Clip, tail_surrogate
+from leeway.corrections.clips import Clip
+from leeway.corrections.primitives import tail_surrogate
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 rollouts -> advantages, micro-batches of this rank
 theta_s  -> log pi_s                      (no gradient)
-theta    -> log pi_theta                  (no gradient, only for methods that plan on the whole batch)
+theta    -> log pi_theta                  (no gradient, only for methods that prepare on the whole batch)
 theta    -> log pi_theta, surrogate loss  (backward per micro-batch)
 lag and discrepancy of the whole batch, from raw ratios, over all ranks
 clip, AdamW
@@ -27,12 +27,12 @@ from leeway.corrections import (
     advantages,
     lag_metrics,
     lr_scale,
-    plan_batch,
     predict_crossing,
+    prepare,
     surrogate_loss,
+    tail_weight,
 )
 from leeway.corrections.lag import k3
-from leeway.corrections.methods import tail_clip
 from leeway.corrections.primitives import tail_kappa
 from leeway.messages import Rollout
 from leeway.telemetry.tracing import span
@@ -66,7 +66,7 @@ def train_step(
     """
     started = time.monotonic()
     batches = micro_batches(policy, rollouts, config)
-    with_tail = config.correction.needs_head and config.correction.head_tail == "sync"
+    with_tail = config.correction.needs_sync_tail
     scores: list[PolicyOutput] = []
     with span("score", {"leeway.micro_batches": len(batches)}):
         for batch in batches:
@@ -75,20 +75,20 @@ def train_step(
     scored = time.monotonic()
     per_response = response_advantages(rollouts, config)
     counts = denominators(rollouts, config)
-    method, correction = config.correction.method, config.correction
+    correction = config.correction
 
     def tokens_of(i: int, output: PolicyOutput) -> TokenBatch:
         batch = token_batch(batches[i], output, scores[i], per_response, counts)
         return replace(batch, age=torch.full_like(batch.logp, float(age)))
 
-    plan = None
-    if METHODS[method].plan is not None:
+    prepared = None
+    if METHODS[correction.method].prepare is not None:
         before = _Totals()
-        with span("plan"):
+        with span("prepare"):
             for i, batch in enumerate(batches):
                 pause()
                 before.add(tokens_of(i, policy.score(batch)))
-            plan = plan_batch(method, global_batch(policy, before.rows, counts), correction)
+            prepared = prepare(global_batch(policy, before.rows, counts), correction)
     totals = _Totals()
     with span("forward_backward", {"leeway.tokens": counts.tokens}):
         for i, batch in enumerate(batches):
@@ -98,13 +98,13 @@ def train_step(
                 if with_tail:
                     tail = tail_query(batch, scores[i], snapshot.head, per_response, correction)
                 output = policy.forward(batch, last=i == len(batches) - 1, tail=tail)
-                tokens = replace(tokens_of(i, output), plan=plan)
-                loss, metrics = surrogate_loss(method, tokens, correction)
+                tokens = replace(tokens_of(i, output), prepared=prepared)
+                loss, metrics = surrogate_loss(tokens, correction)
                 policy.backward(loss)
             totals.add(tokens, loss, metrics)
     every = global_batch(policy, totals.rows, counts)
     lag = batch_lag(every, config, step)
-    scale = lr_scale(method, every, correction)
+    scale = lr_scale(every, correction)
     with span("optimizer"):
         result = policy.step(step, scale)
     return {
@@ -169,7 +169,7 @@ def tail_query(
     pi_s.
     """
     assert score.hidden is not None
-    ref, f = tail_clip(config)
+    ref, f = tail_weight(config)
     query = batch.query
     kappa = tail_kappa(query.head_ids, query.head_mask, batch.head_logp_mu, score.head_logp)
     return TailQuery(

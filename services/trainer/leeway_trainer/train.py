@@ -25,7 +25,7 @@ from leeway.checks.facts import trained_facts
 from leeway.config import RunConfig
 from leeway.errors import EXIT_INTERRUPTED, LeewayError
 from leeway.messages import ReportHeader, Rollout, pack, unpack
-from leeway.resync import SyncFacts, decide_resync
+from leeway.policies import SyncFacts, decide_resync, read_facts
 from leeway.streams import EPOCH_FIELD, Keys, retrying
 from leeway.telemetry.tracing import add_link, messaging, span, traceparent
 from leeway.weights import WeightsTooLarge
@@ -424,14 +424,8 @@ class Trainer:
         return self.stopping
 
     def _facts(self, metrics: Metrics, step: int) -> SyncFacts:
-        return SyncFacts(
-            step=step,
-            age=self.next_batch - self.published_at,
-            ess_token=metrics["lag/ess_tok"],
-            ess_sequence=metrics["lag/ess_seq"],
-            clip_fraction=metrics["lag/clip_fraction"],
-            last=step + 1 >= self.config.trainer.steps,
-        )
+        age, last = self.next_batch - self.published_at, step + 1 >= self.config.trainer.steps
+        return read_facts(metrics, step=step, age=age, last=last)
 
     def _with_times(self, metrics: Metrics, step: int) -> Metrics:
         # Times of what happened since the last report; the verdict, publication and checkpoint of the step

@@ -8,7 +8,7 @@ environment (`LEEWAY_SYNC__MAX_AGE=4`: section, two underscores, key) and `--set
 from leeway.config.base import Section
 from leeway.config.batch import BatchConfig
 from leeway.config.checks import ChecksConfig
-from leeway.config.correction import CorrectionConfig
+from leeway.config.correction import AnyCorrection, CorrectionConfig, build_correction
 from leeway.config.model import ModelConfig
 from leeway.config.output import OutputConfig
 from leeway.config.redis import RedisConfig
@@ -22,6 +22,7 @@ from leeway.config.trainer import TrainerConfig
 from leeway.config.weights import WeightsConfig
 
 __all__ = [
+    "AnyCorrection",
     "BatchConfig",
     "ChecksConfig",
     "CorrectionConfig",
@@ -37,4 +38,5 @@ __all__ = [
     "TelemetryConfig",
     "TrainerConfig",
     "WeightsConfig",
+    "build_correction",
 ]

@@ -1,101 +1,79 @@
-"""The section `correction`."""
+"""The section `correction`: what all methods share, and how the settings of the chosen one are found.
+
+Each method of `leeway.corrections.methods` (and of installed packages) brings its own settings model, a
+subclass of `CorrectionConfig`. The section is the union of these models, discriminated by `method`.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from leeway.config.base import Section
+from leeway.config.choice import Choice
+
+if TYPE_CHECKING:
+    from leeway.corrections.registry import Method
+    from leeway.registry import Registry
+
+DEFAULT_METHOD = "dlc"
+PPO_CLIP = (0.2, 0.2, 3.0)
+"""Clip range of PPO (low, high, dual) that `lag/clip_fraction` is measured with for methods without one."""
 
 
 class CorrectionConfig(Section):
     """How the trainer corrects for the mismatch between sampler and trainer."""
 
-    method: str = "dlc"
-    """`leeway corrections` lists what there is."""
+    method: str
+    """The correction; `leeway corrections` lists them, with the keys of each."""
     advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    """How rewards become advantages: (R - mean) / std of the group, R - mean, or R - mean of the others."""
     std_floor: float = Field(default=1e-4, gt=0)
-    """Least standard deviation of a group's rewards by which grpo divides; a smaller one gives 0."""
+    """Minimum standard deviation of a group's rewards with `grpo`; below it the group's advantages are 0."""
     aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"] | None = None
-    """How token losses become one number, by what was requested; null: the method's own way."""
-    centering: Literal["discrepancy", "weighted", "plain", "none"] = "discrepancy"
-    """What `dlc` subtracts at each prefix."""
-    lag_clip: Literal["ppo", "clamp", "none"] = "ppo"
-    """Form of the clip of the lag ratio in `dlc`."""
-    clip_low: float = Field(default=0.2, ge=0, le=1)
-    """Lower half of PPO's clip range, also of `dlc` and `decoupled_ppo`."""
-    clip_high: float = Field(default=0.2, ge=0)
-    dual_clip: float = Field(default=3.0, gt=1)
-    """Largest ratio of a token with a negative advantage."""
-    clamp_low: float = Field(default=0.0, ge=0)
-    clamp_high: float = Field(default=2.0, gt=0)
-    head_tail: Literal["current", "sync"] = "current"
-    """How centring models the sampler's distribution off the reported head: in proportion to the current
-    policy (no extra work), or to the trainer on the sampler's weights (closer under lag; one more product
-    with the output layer per token)."""
-    score_centering: bool = False
-    """Subtract the mean of the weighted score under mu: for `none`, `ppo`, `is`, `tis` and `mis` by token."""
-    reference: Literal["mu", "prox", "sync"] = "mu"
-    """What `ppo` and `gspo` take the ratio to: the sampler's distribution, the policy at the start of the
-    update (with one optimiser step a batch: the current one), or the trainer on the sampler's
-    weights."""
-    is_level: Literal["token", "sequence"] = "token"
-    """Level of the importance weights of `is`, `tis` and `mis`."""
-    tis_clip: float = Field(default=2.0, gt=0)
-    """Largest weight of `tis`."""
-    tis_clip_low: float = Field(default=0.0, ge=0)
-    mis_low: float = Field(default=0.5, ge=0)
-    mis_high: float = Field(default=5.0, gt=0)
-    mis_inside: Literal["ratio", "one"] = "ratio"
-    """Weight of `mis` and `icepop` inside [mis_low, mis_high]."""
-    mis_outside: Literal["drop", "clamp"] = "drop"
-    """What they do outside it."""
-    gspo_clip_low: float = Field(default=3e-4, gt=0)
-    gspo_clip_high: float = Field(default=4e-4, gt=0)
-    prox_logp_method: Literal["recompute", "loglinear"] = "recompute"
-    """How `decoupled_ppo` gets its proximal policy; loglinear is A-3PO."""
-    behave_weight_cap: float | None = Field(default=5.0, gt=0)
-    """`decoupled_ppo` drops tokens whose weight prox/mu is larger; null: none."""
-    m2_variant: Literal["paper", "areal", "repo"] = "paper"
-    m2_threshold: float = Field(default=0.04, gt=0)
-    """Largest second moment of the log-ratio that `m2po` lets through."""
-    vcpo_clip: float = Field(default=8.0, gt=0)
-    """Largest sequence weight of `vcpo`."""
-    vcpo_scaling: Literal["sqrt", "linear"] = "sqrt"
-    """How `vcpo` scales the learning rate by the effective sample size."""
-    vcpo_base_ess: float = Field(default=1.0, gt=0, le=1)
-    """Effective sample size (share of n) from which on the learning rate is not scaled."""
-    vcpo_baseline: Literal["none", "opob"] = "none"
-    """Only none: the optimal baseline needs a gradient norm per response, which batched training has not."""
+    """How token losses become a scalar, always by the requested counts; null: the method's default."""
 
-    @model_validator(mode="after")
-    def _ranges(self) -> CorrectionConfig:
-        pairs = (("clamp_low", "clamp_high"), ("tis_clip_low", "tis_clip"), ("mis_low", "mis_high"))
-        for low, high in pairs:
-            if getattr(self, low) >= getattr(self, high):
-                raise ValueError(f"{low}={getattr(self, low)} must be below {high}={getattr(self, high)}")
-        if self.vcpo_baseline != "none":
-            raise ValueError(
-                "vcpo_baseline=opob needs the norm of every response's own gradient; a batched backward pass "
-                "gives only their sum, and cheap substitutes are another method: set vcpo_baseline=none"
-            )
-        if self.score_centering:
-            self._can_be_centred()
-        return self
-
-    def _can_be_centred(self) -> None:
-        if self.method in ("dlc", "score_centering"):
-            raise ValueError(f"score_centering is part of method {self.method} already: leave it false")
-        if self.method not in ("none", "is", "tis", "mis", "icepop", "ppo"):
-            raise ValueError(f"score_centering does not compose with method {self.method}")
-        if self.method in ("is", "tis", "mis", "icepop") and self.is_level == "sequence":
-            raise ValueError("score_centering composes with weights of tokens only: set is_level=token")
-        if self.method == "ppo" and self.reference == "prox":
-            raise ValueError("score_centering composes with reference mu or sync")
+    @property
+    def centre(self) -> str:
+        """What is subtracted at each prefix: discrepancy, weighted, plain or none."""
+        return "none"
 
     @property
     def needs_head(self) -> bool:
-        """True when the method looks at more of mu than the drawn token."""
-        centred_dlc = self.method == "dlc" and self.centering != "none"
-        return centred_dlc or self.method == "score_centering" or self.score_centering
+        """True when the method reads more of the sampler's distribution than the drawn token."""
+        return self.centre != "none"
+
+    @property
+    def needs_sync_tail(self) -> bool:
+        """True when the centre off the reported head follows the trainer on the sampler's weights."""
+        return False
+
+    @property
+    def ppo_clip(self) -> tuple[float, float, float]:
+        """(low, high, dual) of the clip that `lag/clip_fraction` is measured with."""
+        return PPO_CLIP
+
+    def common(self) -> dict[str, Any]:
+        """Values of the keys that all methods have, without `method`."""
+        return {key: getattr(self, key) for key in METHOD_CHOICE.common_keys}
+
+
+def _methods() -> Registry[Method[Any]]:
+    from leeway.corrections.registry import METHODS
+
+    return METHODS
+
+
+METHOD_CHOICE = Choice(CorrectionConfig, "method", DEFAULT_METHOD, _methods)
+AnyCorrection = Annotated[CorrectionConfig, METHOD_CHOICE]
+"""Type of a field that holds the settings of any method."""
+
+
+def build_correction(value: Any = None) -> CorrectionConfig:
+    """The settings of the method that `value` names (default: dlc) from plain data.
+
+    Settings that are already built are returned as they are. Raises ValidationError, also for a method that
+    does not exist.
+    """
+    return METHOD_CHOICE.build(value)

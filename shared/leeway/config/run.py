@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from leeway.config.base import Section
 from leeway.config.batch import BatchConfig
 from leeway.config.checks import ChecksConfig
-from leeway.config.correction import CorrectionConfig
+from leeway.config.correction import AnyCorrection, build_correction
 from leeway.config.model import ModelConfig
 from leeway.config.output import OutputConfig
 from leeway.config.redis import RedisConfig
@@ -30,7 +30,7 @@ class RunConfig(Section):
     task: AnyTask
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     batch: BatchConfig = Field(default_factory=BatchConfig)
-    correction: CorrectionConfig = Field(default_factory=CorrectionConfig)
+    correction: AnyCorrection = Field(default_factory=build_correction)
     sync: SyncConfig = Field(default_factory=SyncConfig)
     sampler: SamplerConfig = Field(default_factory=SamplerConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)

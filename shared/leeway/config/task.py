@@ -19,7 +19,7 @@ class TaskConfig(Section):
     """Where prompts come from and how a response is rewarded."""
 
     kind: str
-    """Kind of the task; the other keys depend on it."""
+    """Kind of the task; each kind has keys of its own."""
     reward: str = "exact"
     """`exact`, `last_number`, `verifier` (the task's own), a reward from an installed package, or
     `module:function`."""
@@ -48,5 +48,6 @@ def _task_kinds() -> Registry[TaskKind]:
     return KINDS
 
 
-AnyTask = Annotated[TaskConfig, Choice("kind", "reasoning_gym", _task_kinds)]
-"""The section as part of a RunConfig: the model of the task's kind."""
+KIND_CHOICE = Choice(TaskConfig, "kind", "reasoning_gym", _task_kinds)
+AnyTask = Annotated[TaskConfig, KIND_CHOICE]
+"""Type of a field that holds the settings of any kind."""

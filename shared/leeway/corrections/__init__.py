@@ -1,16 +1,17 @@
 """Corrections for the mismatch between sampler and trainer: pure torch, no I/O.
 
-    METHODS           name -> Method (formula, what it needs, its loss)
-    surrogate_loss    (method, TokenBatch, CorrectionConfig) -> (loss, metrics)
-    plan_batch        what a method wants to know of the global batch before its gradients
+    METHODS           name -> Method (settings, formula, what it needs, its loss); one module per method
+    surrogate_loss    (TokenBatch, settings) -> (loss, metrics)
+    prepare           what a method wants to know of the global batch before its gradients
     lr_scale          what a method does to the step's learning rate
+    tail_weight       the weight off the reported head, for the trainer's output layer
     ess               effective sample size of the lag ratio
     predict_ess, predict_crossing   its Gaussian forecasts
     kl_rao_blackwell  KL between two policies at given prefixes
     lag_metrics       lag and discrepancy of a whole batch
     advantages        grpo, dr_grpo, rloo
 
-`leeway.corrections.names` lists the methods without importing torch.
+Names are imported when they are first used: the registry and the settings of all methods work without torch.
 """
 
 from __future__ import annotations
@@ -19,12 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from leeway.corrections.advantage import advantages
+    from leeway.corrections.apply import lr_scale, prepare, surrogate_loss, tail_weight
     from leeway.corrections.batch import Denominators, TokenBatch
     from leeway.corrections.lag import ess, kl_rao_blackwell, lag_metrics, predict_crossing, predict_ess
-    from leeway.corrections.registry import METHODS, Method, lr_scale, plan_batch, surrogate_loss
+    from leeway.corrections.registry import METHODS, Method
 
 _HOME = {
     "advantages": "advantage",
+    "lr_scale": "apply",
+    "prepare": "apply",
+    "surrogate_loss": "apply",
+    "tail_weight": "apply",
     "Denominators": "batch",
     "TokenBatch": "batch",
     "ess": "lag",
@@ -33,10 +39,7 @@ _HOME = {
     "predict_crossing": "lag",
     "predict_ess": "lag",
     "METHODS": "registry",
-    "lr_scale": "registry",
-    "plan_batch": "registry",
     "Method": "registry",
-    "surrogate_loss": "registry",
 }
 __all__ = [
     "METHODS",
@@ -48,15 +51,15 @@ __all__ = [
     "kl_rao_blackwell",
     "lag_metrics",
     "lr_scale",
-    "plan_batch",
     "predict_crossing",
     "predict_ess",
+    "prepare",
     "surrogate_loss",
+    "tail_weight",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    # Late imports, so that reading a configuration does not load torch.
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,8 +64,8 @@ class TokenBatch:
     """[N] log pi_prox(a|h), the policy at the start of the update; None: the current one."""
     age: Tensor | None = None
     """[N] optimiser steps between the weights that drew the token and the current ones; None: 0."""
-    plan: Mapping[str, float] | None = None
-    """What the method's `plan` found on the global batch; None: this is the global batch."""
+    prepared: Mapping[str, float] | None = None
+    """What the method's `prepare` found on the global batch; None: this is the global batch."""
 
     def prox(self) -> Tensor:
         """[N] log pi_prox(a|h), no gradient."""
@@ -75,8 +76,8 @@ class TokenBatch:
         return None not in (self.head_logp_mu, self.head_logp, self.head_logp_sync)
 
     def without_untrained(self) -> TokenBatch:
-        """The batch with 0 for every number outside `mask`, where nothing is promised."""
-        changed = {}
+        """The batch with every number outside `mask` set to 0: those may be anything."""
+        changed: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Tensor) and value.is_floating_point():

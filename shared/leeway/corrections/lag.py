@@ -1,6 +1,6 @@
 """Effective sample size of the lag ratio, its Gaussian prediction, and a step's lag and discrepancy.
 
-Always from raw ratios: a clipped ratio hides exactly what ESS is to show.
+Always from raw ratios: a clipped ratio hides exactly what ESS measures.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from leeway.config import CorrectionConfig
-from leeway.corrections.primitives import f_ppo, masked
+from leeway.config.correction import CorrectionConfig
+from leeway.corrections.clips import f_ppo
+from leeway.corrections.primitives import masked
 
 Level = Literal["token", "sequence", "geometric"]
 NO_LAG = 1e-9
@@ -144,7 +145,7 @@ def lag_metrics(
 
 
 def _clipped(lag: Tensor, advantages: Tensor, config: CorrectionConfig) -> Tensor:
-    """[n] bool: PPO's clip with the configured range would stop the token's gradient, whatever the method."""
+    """[n] bool: PPO's clip would zero the token's gradient; the range is the method's, or PPO's default."""
     r = torch.exp(lag.clamp(-20, 20))
-    weight = f_ppo(config.clip_low, config.clip_high, config.dual_clip)(r, advantages)
+    weight = f_ppo(*config.ppo_clip)(r, advantages)
     return (weight == 0) & (advantages != 0)

@@ -1,4 +1,4 @@
-"""What all corrections are composed of: ratio, clip, centre, aggregation.
+"""What all corrections are composed of: ratio, head and tail, centre, aggregation.
 
 Symbols as in the literature: w, wbar are detached weights, r = pi_theta / pi_ref, A the advantage,
 s(v) = grad log pi_theta(v), H the head (reported top tokens of mu), P, Qm, Qs the head's mass under
@@ -7,61 +7,21 @@ pi_theta, mu, pi_s.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from leeway.corrections.batch import TokenBatch
+from leeway.corrections.clips import Clip
 
 LOG_RATIO_LIMIT = 20.0
 """exp(20) = 4.9e8: beyond this a ratio is clamped so that float32 cannot overflow."""
 TAIL_FLOOR = 1e-6
-"""Least tail mass (e in the formulas)."""
-
-Clip = Callable[[Tensor, Tensor], Tensor]
-"""f(r, A): the weight for ratio r at advantage A."""
+"""Minimum tail mass (e in the formulas)."""
 
 
 def ratio(logp: Tensor, logp_ref: Tensor) -> Tensor:
     """sg(pi_theta / pi_ref), clamped to exp(+-20); any shape."""
     return torch.exp((logp - logp_ref).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
-
-
-def f_ppo(low: float, high: float, dual: float) -> Clip:
-    """PPO's clip as a weight: A >= 0: r 1[r <= 1+high]; A < 0: r 1[1-low <= r <= dual]."""
-
-    def clip(r: Tensor, advantage: Tensor) -> Tensor:
-        inside = torch.where(advantage >= 0, r <= 1 + high, (r >= 1 - low) & (r <= dual))
-        return torch.where(inside, r, torch.zeros_like(r))
-
-    return clip
-
-
-def f_clamp(low: float, high: float) -> Clip:
-    """Truncated importance sampling as a weight: clamp(r, low, high)."""
-    return lambda r, advantage: r.clamp(low, high)
-
-
-def f_band(low: float, high: float, inside: str, outside: str) -> Clip:
-    """Masked importance sampling: inside [low, high] the ratio or one, outside nothing or the bound."""
-
-    def clip(r: Tensor, advantage: Tensor) -> Tensor:
-        kept = r if inside == "ratio" else torch.ones_like(r)
-        rest = torch.zeros_like(r) if outside == "drop" else r.clamp(low, high)
-        return torch.where((r >= low) & (r <= high), kept, rest)
-
-    return clip
-
-
-def f_one() -> Clip:
-    """No weight at all."""
-    return lambda r, advantage: torch.ones_like(r)
-
-
-def f_identity() -> Clip:
-    """No clip: the weight is the ratio."""
-    return lambda r, advantage: r
 
 
 def masked(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -72,7 +32,7 @@ def masked(x: Tensor, mask: Tensor | None) -> Tensor:
 def head_probabilities(batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """mu, pi_theta, pi_s on the head (each [N, K], detached, 0 on padding) and the mask [N, K].
 
-    Negative ids are padding too. A token id that stands twice at a position counts once.
+    Negative ids are padding too. A token id that is duplicated at a position counts once.
     """
     assert batch.head_logp_mu is not None and batch.head_logp is not None and batch.head_logp_sync is not None
     mask = torch.ones_like(batch.head_logp_mu, dtype=torch.bool)
@@ -89,7 +49,7 @@ def head_probabilities(batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor, Tenso
 
 
 def _repeated(ids: Tensor, mask: Tensor) -> Tensor:
-    """[N, K] bool: the same id stands at an earlier unmasked place of the row."""
+    """[N, K] bool: the same id occurs earlier in the row, unmasked."""
     unique_padding = -1 - torch.arange(ids.shape[1], device=ids.device)
     keyed = torch.where(mask, ids, unique_padding)
     order = torch.argsort(keyed, dim=1, stable=True)

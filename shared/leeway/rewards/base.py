@@ -16,7 +16,7 @@ def accept(item: TaskItem, task: Task) -> None:
 class Reward:
     """An entry of the registry of rewards.
 
-    `score`: (item, response, task) -> reward; it runs in a process of its own, and whatever it raises becomes
+    `score`: (item, response, task) -> reward; it runs in a subprocess, and whatever it raises becomes
     `task.error_reward`. `check`: raises TaskError for an item that it cannot score; it is called before a run
     starts, with every item of a file and with the first item of a generated task.
     """

@@ -139,7 +139,7 @@ def first_finished(assemble: Any) -> None:
 
 
 def nan_logprob(serve: Any) -> None:
-    """One log-prob of the fifth batch is no number when it goes on the wire."""
+    """One log-probability of the fifth batch is NaN when it is sent."""
     encode = serve.encode
 
     def encode_with_nan(message: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from leeway.config import CorrectionConfig, RunConfig
+from leeway.config import RunConfig, build_correction
 from leeway.messages import Rollout, RolloutHeader
 from leeway_lab.model import Drawn
 from leeway_lab.spec import NEVER, Condition, ModelSpec, RunSpec
@@ -72,7 +72,7 @@ def as_rollouts(drawn: Drawn, rewards: torch.Tensor, group_size: int) -> list[Ro
 def test_gradients_equal_the_trainers(tmp_path: Path, method: str) -> None:
     from leeway_trainer.compare import SavedStep
 
-    spec = small(condition=Condition(weights="int4"), correction=CorrectionConfig(method=method))
+    spec = small(condition=Condition(weights="int4"), correction=build_correction({"method": method}))
     lab = Trainer(spec)
     lab.step(0)  # so that there is lag
     _, drawn, rewards = lab.sample(1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from trainer_support import make_batch, run_config
 
-from leeway.corrections.names import METHOD_NAMES
+from leeway.corrections import METHODS
 from leeway_trainer.model import load_policy_model
 from leeway_trainer.policy import Policy
 from leeway_trainer.ranks import Ranks, start_ranks, stop_ranks
@@ -19,13 +19,13 @@ from leeway_trainer.snapshot import Snapshot, wire_tensors
 from leeway_trainer.step import micro_batches, train_step
 
 CASES: list[tuple[str, dict[str, object]]] = [
-    *((method, {}) for method in METHOD_NAMES),
-    ("m2po", {"m2_variant": "areal"}),
-    ("m2po", {"m2_variant": "repo"}),
+    *((method, {}) for method in METHODS),
+    ("m2po", {"variant": "areal"}),
+    ("m2po", {"variant": "repo"}),
     ("decoupled_ppo", {"prox_logp_method": "loglinear"}),
     ("tis", {"score_centering": True}),
     ("ppo", {"reference": "sync", "score_centering": True}),
-    ("is", {"is_level": "sequence"}),
+    ("is", {"level": "sequence"}),
     ("dlc", {"aggregation": "seq-mean-token-mean"}),
     ("dlc", {"head_tail": "sync", "lag_clip": "clamp"}),
     ("tis", {"head_tail": "sync", "score_centering": True}),

@@ -13,7 +13,7 @@ from trainer_support import make_rollout
 
 from leeway.config import RunConfig
 from leeway.messages import Report, ReportHeader, Rollout, Verdict, VerdictHeader, decode
-from leeway.resync import SyncFacts, decide_resync
+from leeway.policies import decide_resync, read_facts
 from leeway.streams import Keys, Tail, append
 from leeway.weights import WeightManifest, parse_manifest
 
@@ -82,16 +82,8 @@ class OtherSide:
             self._generate(report.step, report.epoch, report.version)
         if report.event != "step":
             return
-        metrics = report.metrics
         last = report.step + 1 >= self.config.trainer.steps
-        facts = SyncFacts(
-            report.step,
-            report.age,
-            float(metrics["lag/ess_tok"] or 0),
-            float(metrics["lag/ess_seq"] or 0),
-            float(metrics["lag/clip_fraction"] or 0),
-            last=last,
-        )
+        facts = read_facts(report.metrics, step=report.step, age=report.age, last=last)
         decision = decide_resync(facts, self.config.sync)
         if self.verdicts:
             header = VerdictHeader(

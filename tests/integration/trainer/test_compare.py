@@ -14,7 +14,7 @@ from trainer_support import make_batch, run_config
 
 from leeway.config.load import dump_config
 from leeway.errors import UsageError
-from leeway_trainer.compare import VARIANTS, compare, parse_args, variants
+from leeway_trainer.compare import compare, parse_args, variants
 from leeway_trainer.model import load_policy_model
 from leeway_trainer.policy import Policy
 from leeway_trainer.ranks import Ranks
@@ -61,7 +61,7 @@ def test_what_is_saved_is_what_was_there(saved: Path, tiny_dir: Path) -> None:
 def test_gradients_are_those_of_training(saved: Path, step: int) -> None:
     result = compare(parse_args([str(saved / "batches" / f"step-{step:04d}")]))
     rows = {row["correction"]: row for row in result["corrections"]}
-    assert list(rows) == [label for label, _ in VARIANTS]
+    assert list(rows) == [label for label, _ in variants(load_batch(find_batch(saved))[2].correction)]
     trained = json.loads((saved / "grad_norms.json").read_text())[step]
     assert rows["dlc"]["grad_norm"] == pytest.approx(trained, rel=1e-4)
     assert rows["dlc"]["cosine"] == pytest.approx(1)
@@ -82,7 +82,7 @@ def test_gradients_are_those_of_training(saved: Path, step: int) -> None:
 
 
 def test_settings_can_be_changed(saved: Path) -> None:
-    loose = compare(parse_args([str(saved), "--set", "correction.tis_clip=100"]))
+    loose = compare(parse_args([str(saved), "--set", "correction={method: tis, clip: 100.0}"]))
     default = compare(parse_args([str(saved)]))
 
     def tis(result: dict[str, object]) -> float:
@@ -92,10 +92,10 @@ def test_settings_can_be_changed(saved: Path) -> None:
 
 
 def test_weights_of_responses_leave_the_centred_rows_by_token(saved: Path) -> None:
-    _, _, config = load_batch(find_batch(saved), ["correction.is_level=sequence"])
-    levels = {label: settings.is_level for label, settings in variants(config.correction)}
-    assert levels["tis"] == "sequence"
-    assert levels["tis + score_centering"] == "token"
+    _, _, config = load_batch(find_batch(saved), ["correction={method: tis, level: sequence}"])
+    levels = dict(variants(config.correction))
+    assert levels["tis"].level == "sequence"
+    assert levels["tis + score_centering"].level == "token"
 
 
 def test_another_shape_of_the_batch_is_refused(saved: Path) -> None:
@@ -115,7 +115,7 @@ def test_the_command_prints_a_table_or_json(saved: Path) -> None:
     assert "weights 1 steps old" in table.stdout
     assert "ppo reference=sync" in table.stdout
     data = json.loads(cli(str(saved), "--json").stdout)
-    assert len(data["corrections"]) == len(VARIANTS)
+    assert len(data["corrections"]) == len(variants(load_batch(find_batch(saved))[2].correction))
 
 
 def test_a_directory_without_a_batch_is_refused(tmp_path: Path, saved: Path) -> None:

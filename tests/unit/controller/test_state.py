@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from leeway.config import SyncConfig
 from leeway.messages import ReportHeader, SamplerStatus
-from leeway.resync import Decision, PolicyError
+from leeway.policies import Decision, PolicyError
 from leeway.statuses import split_live
 from leeway_controller.state import (
     Attested,

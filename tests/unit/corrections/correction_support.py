@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from leeway.config import CorrectionConfig
+from leeway.config import CorrectionConfig, build_correction
 from leeway.corrections import Denominators, TokenBatch, surrogate_loss
 
 V = 12
 """Tokens in the vocabulary."""
+
+
+def correction(method: str, **values: object) -> CorrectionConfig:
+    """Settings of a method."""
+    return build_correction({"method": method, **values})
 
 
 class Prefix:
@@ -55,7 +60,6 @@ class Prefix:
 
     def gradient(self, method: str, batch: TokenBatch, **config: object) -> torch.Tensor:
         """Ascent direction: minus the gradient of the loss."""
-        settings_ = CorrectionConfig(method=method, **config)  # type: ignore[arg-type]
-        loss, _ = surrogate_loss(method, batch, settings_)
+        loss, _ = surrogate_loss(batch, correction(method, **config))
         (grad,) = torch.autograd.grad(loss, self.logits, retain_graph=True)
         return -grad.detach()

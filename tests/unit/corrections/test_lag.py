@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leeway.config import CorrectionConfig
+from leeway.config import build_correction
 from leeway.corrections import advantages, ess, lag_metrics, predict_ess
 from leeway.corrections.lag import Level, k3, tail_factor, variance
 
@@ -75,7 +75,7 @@ def metrics(**change: torch.Tensor) -> dict[str, float]:
         "seq_ids": torch.tensor([0, 0, 1]),
         "advantages": torch.tensor([1.0, 1.0, -1.0]),
     }
-    return lag_metrics(**{**base, **change}, config=CorrectionConfig())  # type: ignore[arg-type]
+    return lag_metrics(**{**base, **change}, config=build_correction())  # type: ignore[arg-type]
 
 
 def test_lag_metrics_by_hand() -> None:

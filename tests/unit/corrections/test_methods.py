@@ -7,15 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from correction_support import Prefix, V
+from correction_support import Prefix, V, correction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leeway.config import CorrectionConfig
-from leeway.corrections import METHODS, Denominators, TokenBatch, surrogate_loss
-from leeway.corrections.methods import tail_clip
-from leeway.corrections.names import METHOD_NAMES
-from leeway.corrections.primitives import f_clamp, f_identity, f_ppo, tail_kappa, tail_surrogate
+from leeway.corrections import METHODS, Denominators, TokenBatch, surrogate_loss, tail_weight
+from leeway.corrections.clips import f_clamp, f_identity, f_ppo
+from leeway.corrections.primitives import tail_kappa, tail_surrogate
 
 CLIPS = {
     "ppo": f_ppo(0.2, 0.2, 3.0),
@@ -37,8 +36,9 @@ def closed_form(p: Prefix, a: int, advantage: float, clip: str, centering: str) 
         return advantage * (w[a] * p.score(a) - centre)
 
 
-def test_registry_matches_the_names_that_configuration_accepts() -> None:
-    assert set(METHODS) == set(METHOD_NAMES)
+def test_a_method_has_the_name_of_its_module() -> None:
+    assert "dlc" in METHODS
+    assert {name: method.name for name, method in METHODS.items()} == {name: name for name in METHODS}
 
 
 @given(st.integers(0, 10**6), st.integers(0, V - 1), st.sampled_from([-2.0, -0.3, 0.0, 0.7, 1.5]))
@@ -133,7 +133,7 @@ def with_sync_tail(p: Prefix, batch: TokenBatch, config: CorrectionConfig) -> To
     assert batch.head_mask is not None
     assert batch.head_logp_mu is not None
     assert batch.head_logp_sync is not None
-    ref, f = tail_clip(config)
+    ref, f = tail_weight(config)
     kappa = tail_kappa(batch.head_ids, batch.head_mask, batch.head_logp_mu, batch.head_logp_sync)
     tail = tail_surrogate(
         p.log_pi[None], p.log_s[None], batch.head_ids, batch.head_mask, batch.advantages,
@@ -161,7 +161,7 @@ def test_sync_tail_is_exact_when_the_tail_follows_pi_s(kept: int, config: dict[s
     tail = s[kept:] / s[kept:].sum() * (1 - q[:kept].sum())
     p.log_mu = torch.log(torch.cat([q[:kept], tail]))
     ids = torch.cat([torch.arange(kept), torch.tensor([-1, 0])])  # padded, and an id twice
-    settings_ = CorrectionConfig(**config)  # type: ignore[arg-type]
+    settings_ = correction(**config)  # type: ignore[arg-type]
     for a, advantage in ((0, 1.1), (V - 1, -0.7)):  # one on the head, one off it
         batch = with_sync_tail(p, p.batch(a, advantage, ids), settings_)
         got = p.gradient(batch=batch, **config)  # type: ignore[arg-type]
@@ -171,7 +171,7 @@ def test_sync_tail_is_exact_when_the_tail_follows_pi_s(kept: int, config: dict[s
 
 def test_sync_tail_is_closer_than_a_tail_like_pi_theta() -> None:
     """Under lag mu is closer to pi_s than to pi_theta: the mean error of the centre is smaller."""
-    config = CorrectionConfig(centering="weighted")
+    config = correction("dlc", centering="weighted")
     errors = {"current": 0.0, "sync": 0.0}
     for seed in range(40):
         p = Prefix(seed, lag=0.4, discrepancy=0.05, size=40)
@@ -228,7 +228,7 @@ def test_extreme_ratios_stay_finite(lag: float, delta: float, advantage: float) 
         head_mask=torch.tensor([[True, True]]),
     )
     for method in METHODS:
-        loss, metrics = surrogate_loss(method, batch, CorrectionConfig())
+        loss, metrics = surrogate_loss(batch, correction(method))
         (grad,) = torch.autograd.grad(loss, logp)
         assert torch.isfinite(grad).all() and all(torch.isfinite(v) for v in metrics.values())
 
@@ -258,11 +258,12 @@ def random_batch(lengths: list[int], seed: int) -> TokenBatch:
 @pytest.mark.parametrize(
     "aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"]
 )
-@pytest.mark.parametrize("method", METHOD_NAMES)
+@pytest.mark.parametrize("method", METHODS)
 def test_micro_batches_add_up(method: str, aggregation: str) -> None:
     batch = random_batch([3, 1, 7, 2], 0)
-    config = CorrectionConfig(aggregation=aggregation, is_level="sequence")  # type: ignore[arg-type]
-    (whole,) = torch.autograd.grad(surrogate_loss(method, batch, config)[0], batch.logp)
+    level = {"level": "sequence"} if "level" in METHODS[method].settings.model_fields else {}
+    config = correction(method, aggregation=aggregation, **level)
+    (whole,) = torch.autograd.grad(surrogate_loss(batch, config)[0], batch.logp)
     parts = []
     for keep in ([0, 2], [1, 3]):
         pick = torch.isin(batch.seq_ids, torch.tensor(keep))
@@ -271,7 +272,7 @@ def test_micro_batches_add_up(method: str, aggregation: str) -> None:
             for k, v in batch.__dict__.items()
             if v is not None
         }
-        parts.append(surrogate_loss(method, TokenBatch(**fields), config)[0])
+        parts.append(surrogate_loss(TokenBatch(**fields), config)[0])
     (split,) = torch.autograd.grad(sum(parts), batch.logp)
     assert torch.allclose(whole, split, rtol=1e-12, atol=1e-14)
 
@@ -288,8 +289,8 @@ def test_aggregations_by_hand() -> None:
         "constant": [1 / 64] * 4,
     }
     for aggregation, weights in want.items():
-        config = CorrectionConfig(aggregation=aggregation)  # type: ignore[arg-type]
-        (grad,) = torch.autograd.grad(surrogate_loss("none", batch, config)[0], logp)
+        config = correction("none", aggregation=aggregation)
+        (grad,) = torch.autograd.grad(surrogate_loss(batch, config)[0], logp)
         assert torch.allclose(-grad, torch.tensor(weights, dtype=torch.float64))
 
 
@@ -300,7 +301,7 @@ def test_masked_tokens_give_nothing_even_when_not_finite() -> None:
     mu[3] = math.nan
     mask = torch.tensor([True, True, True, False])
     batch = TokenBatch(**{**base.__dict__, "logp": logp, "logp_mu": mu, "mask": mask})
-    (grad,) = torch.autograd.grad(surrogate_loss("is", batch, CorrectionConfig())[0], logp)
+    (grad,) = torch.autograd.grad(surrogate_loss(batch, correction("is"))[0], logp)
     assert grad[3] == 0 and torch.isfinite(grad).all() and (grad[:3] != 0).all()
 
 
@@ -355,5 +356,5 @@ def test_coefficient_sum_is_that_of_what_multiplies_the_scores() -> None:
     """Equal policies need no centre: mu - rho pi_theta is 0 on any head, not mu's mass."""
     prefix = Prefix(4, lag=0.0, discrepancy=0.0)
     batch = prefix.batch(3, 1.0, torch.tensor([0, 3, 5]))
-    _, metrics = surrogate_loss("score_centering", batch, CorrectionConfig(method="score_centering"))
+    _, metrics = surrogate_loss(batch, correction("score_centering"))
     assert float(metrics["center/abs_coef_sum"]) == pytest.approx(0, abs=1e-12)

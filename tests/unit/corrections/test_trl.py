@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leeway.config import CorrectionConfig
+from leeway.config import build_correction
 from leeway.corrections import Denominators, TokenBatch, advantages, surrogate_loss
 
 pytest.importorskip("trl", reason="TRL is not installed; make setup installs it")
@@ -120,7 +120,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "vllm_importance_sampling_clip_max": 1.5,
             "vllm_importance_sampling_clip_min": 0.0,
         },
-        {"method": "tis", "tis_clip": 1.5},
+        {"method": "tis", "clip": 1.5},
     ),
     "tis-sequence": (
         {
@@ -131,9 +131,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {
             "method": "tis",
-            "is_level": "sequence",
-            "tis_clip": 1.5,
-            "tis_clip_low": 0.7,
+            "level": "sequence",
+            "clip": 1.5,
+            "clip_low": 0.7,
             "aggregation": "seq-mean-token-mean",
         },
     ),
@@ -144,7 +144,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "vllm_importance_sampling_clip_max": 1.5,
             "vllm_importance_sampling_clip_min": 0.7,
         },
-        {"method": "icepop", "mis_low": 0.7, "mis_high": 1.5},
+        {"method": "icepop", "low": 0.7, "high": 1.5},
     ),
     "mis-sequence": (
         {
@@ -154,9 +154,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {
             "method": "mis",
-            "is_level": "sequence",
-            "mis_low": 0.0,
-            "mis_high": 1.5,
+            "level": "sequence",
+            "low": 0.0,
+            "high": 1.5,
             "aggregation": "constant",
         },
     ),
@@ -170,7 +170,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "gspo": (
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.05, "epsilon_high": 0.04},
-        {"method": "gspo", "reference": "prox", "gspo_clip_low": 0.05, "gspo_clip_high": 0.04},
+        {"method": "gspo", "reference": "prox", "clip_low": 0.05, "clip_high": 0.04},
     ),
     "decoupled_ppo": (
         {
@@ -198,7 +198,7 @@ def test_gradients_equal_those_of_trl(build: Build, case: str) -> None:
         add_lag(model, 0.05)
     want = gradients(trainer._compute_loss(model, inputs), model)
 
-    config = CorrectionConfig(**ours)
+    config = build_correction(ours)
     logp = torch.cat(_log_probs(model))
     lengths = torch.tensor([len(c) for c in COMPLETIONS])
     owner = torch.repeat_interleave(torch.arange(len(COMPLETIONS)), lengths)
@@ -212,12 +212,13 @@ def test_gradients_equal_those_of_trl(build: Build, case: str) -> None:
         seq_ids=owner,
         denominators=Denominators(int(lengths.sum()), len(COMPLETIONS), LONGEST),
     )
-    got = gradients(surrogate_loss(config.method, batch, config)[0], model)
+    got = gradients(surrogate_loss(batch, config)[0], model)
 
     assert float(want.norm()) > 0
     assert float((got - want).norm()) <= 1e-6 * float(want.norm())
     # The case would also notice a correction that does nothing.
-    plain = gradients(surrogate_loss("none", batch, config)[0], model)
+    nothing = build_correction({**config.common(), "method": "none"})
+    plain = gradients(surrogate_loss(batch, nothing)[0], model)
     if config.method != "none":
         assert float((plain - want).norm()) > 1e-2 * float(want.norm())
 

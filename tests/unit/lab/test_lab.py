@@ -47,7 +47,7 @@ def test_a_key_names_everything_that_a_result_depends_on() -> None:
         {"seed": 1},
         {"steps": 41},
         {"condition": {"weights": "int8"}},
-        {"correction": {"tis_clip": 3.0}},
+        {"correction": {"clip_high": 0.3}},
     ):
         assert RunSpec.model_validate(merged(base.model_dump(), over)).key() != base.key()  # type: ignore[arg-type]
 

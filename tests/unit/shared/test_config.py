@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,14 +12,14 @@ from pydantic import ValidationError
 
 from leeway.config import RunConfig
 from leeway.config.load import (
-    ConfigError,
     build_config,
     dump_config,
     load_config,
-    parse_yaml,
     redact_url,
-    unused_settings,
 )
+from leeway.config.read_yaml import parse_yaml
+from leeway.corrections import METHODS
+from leeway.errors import ConfigError
 from leeway.streams import replica_url
 
 BASE = {"task": {"kind": "digits"}}
@@ -47,14 +49,56 @@ def test_wrong_type_names_path_and_value() -> None:
     assert "trainer.zero_stage: got 4" in problem(trainer={"zero_stage": 4})
 
 
-def test_settings_of_another_method_are_told() -> None:
-    def told(**correction: object) -> list[str]:
-        return unused_settings(build_config({**BASE, "correction": correction}))
+def test_an_unknown_key_of_a_correction_names_those_of_its_method() -> None:
+    text = problem(correction={"method": "tis", "tis_clp": 3.0})
+    assert (
+        "correction.tis_clp: unknown key (value 3.0); did you mean 'clip'? method tis allows: clip, " in text
+    )
+    assert "aggregation" in text and "lag_clip" not in text
+    assert "method dlc allows: " in problem(correction={"x": 1})
 
-    assert told() == told(method="tis", tis_clip=3.0, advantage="rloo", aggregation="constant") == []
-    (line,) = told(method="tis", tis_clip=3.0, mis_high=7.0)
-    assert line.startswith("correction.mis_high=7.0 changes nothing: method tis reads tis_clip, ")
-    assert len(told(method="vcpo", centering="none", clip_low=0.1)) == 2
+
+def test_keys_of_another_method_name_it_and_the_way_out() -> None:
+    text = problem(correction={"method": "tis", "centering": "none", "base_ess": 0.5})
+    assert "correction.centering: unknown key (value 'none'); it is a key of method dlc; " in text
+    assert "it is a key of method vcpo; to change the method, replace the whole section: " in text
+    assert "--set 'correction={method: tis}'" in text
+
+
+def test_a_file_of_one_method_takes_the_section_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("task: {kind: digits}\ncorrection: {method: dlc, lag_clip: none}\n")
+    with pytest.raises(ConfigError, match="lag_clip: unknown key .* key of method dlc; .*method tis allows"):
+        load_config(path, ["correction.method=tis"], environ={})
+    config = load_config(path, ["correction={method: tis, clip: 3.0}"], environ={})
+    assert config.correction.model_dump(exclude_defaults=True) == {"clip": 3.0}
+    assert load_config(path, environ={"LEEWAY_CORRECTION__CLIP_LOW": "0.1"}).correction.ppo_clip[0] == 0.1
+
+
+def test_the_schema_of_a_correction_is_that_of_its_method() -> None:
+    schema = RunConfig.model_json_schema()
+    section = schema["properties"]["correction"]
+    assert section["discriminator"]["propertyName"] == "method"
+    assert sorted(section["discriminator"]["mapping"]) == list(METHODS)
+    without_method = [
+        name
+        for name, reference in section["discriminator"]["mapping"].items()
+        if "method" not in schema["$defs"][reference.split("/")[-1]].get("required", [])
+    ]
+    assert without_method == ["dlc"]
+
+
+def test_reading_a_configuration_imports_neither_torch_nor_other_methods() -> None:
+    code = """
+import sys
+from leeway.config import RunConfig
+RunConfig.model_validate({"task": {"kind": "digits"}, "correction": {"method": "tis"}})
+methods = [name for name in sys.modules if name.startswith("leeway.corrections.methods.")]
+RunConfig.model_json_schema()
+print("torch" in sys.modules, methods)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False ['leeway.corrections.methods.tis']"
 
 
 def test_missing_section() -> None:
@@ -71,7 +115,9 @@ def test_missing_section() -> None:
         ({"sampling": {"head_tokens": 0}}, "needs the head"),
         ({"correction": {"advantage": "rloo"}, "batch": {"group_size": 1}}, "group_size >= 2"),
         ({"correction": {"clamp_low": 2.0, "clamp_high": 1.0}}, "must be below clamp_high"),
-        ({"correction": {"method": "dcl"}}, "did you mean 'dlc'"),
+        ({"correction": {"method": "dcl"}}, "unknown correction 'dcl'; did you mean 'dlc'? available: "),
+        ({"correction": {"method": ["dlc"]}}, "unknown correction"),
+        ({"correction": 5}, "correction: got 5 (int)"),
         ({"sync": {"ticket_idle_s": 1.0}}, "three heartbeats"),
         ({"batch": {"prompts": 1, "group_size": 2}, "trainer": {"ranks": 3}}, "trainer.ranks=3"),
         ({"task": {"kind": "jsonl"}}, "task.path: required"),
@@ -123,7 +169,7 @@ def test_bad_sources(file: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not valid YAML"):
         load_config(file, environ={})
     file.write_text("task: {kind: digits}\ntask: {kind: digits}\n")
-    with pytest.raises(ConfigError, match="stands twice"):
+    with pytest.raises(ConfigError, match="duplicate key"):
         load_config(file, environ={})
     file.write_text("- 1\n")
     with pytest.raises(ConfigError, match="expected sections"):

@@ -21,14 +21,13 @@ from hypothesis import strategies as st
 
 from leeway.config import RunConfig
 from leeway.config.load import (
-    ConfigError,
     apply_env,
     apply_sets,
     build_config,
     dump_config,
-    parse_yaml,
-    read_file,
 )
+from leeway.config.read_yaml import parse_yaml, read_file
+from leeway.errors import ConfigError
 from leeway.messages import (
     Event,
     EventHeader,

@@ -1,4 +1,4 @@
-"""The shelf of tasks: every kind has keys of its own, and a wrong key is answered with those of its kind."""
+"""Kinds of tasks: each has its own keys, and an error for a wrong key names those of its kind."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import json
 import pytest
 
 from leeway.config import RunConfig
-from leeway.config.load import ConfigError, build_config, dump_config, parse_yaml
-from leeway.errors import UsageError
+from leeway.config.load import build_config, dump_config
+from leeway.config.read_yaml import parse_yaml
+from leeway.errors import ConfigError, UsageError
 from leeway.tasks import KINDS, Task, load_task, task_config
 from leeway.tasks.kinds.digits import DigitsConfig
 
@@ -30,13 +31,19 @@ def test_every_built_in_kind_loads(tmp_path) -> None:
     [
         (
             {"kind": "digits", "name": "x"},
-            r"task.name: unknown key for kind digits \(value 'x'\); allowed: .*size",
+            r"task.name: unknown key \(value 'x'\); it is a key of kind reasoning_gym; .*digits allows: params",
         ),
         ({"kind": "digits", "siz": 3}, "task.siz: .*did you mean 'size'"),
-        ({"kind": "jsonl", "path": "x", "size": 3}, "task.size: unknown key for kind jsonl .*answer_field"),
-        ({"name": "gcd", "path": "x"}, "task.path: unknown key for kind reasoning_gym .*name, params"),
+        (
+            {"kind": "jsonl", "path": "x", "size": 3},
+            "task.size: .*key of kind digits, reasoning_gym; .*jsonl allows: path",
+        ),
+        (
+            {"name": "gcd", "path": "x"},
+            "task.path: .*key of kind jsonl; .*gym allows: name, params",
+        ),
         ({"kind": "digit"}, "task.kind: unknown task kind 'digit'; did you mean 'digits'"),
-        ({"kind": 3}, "task.kind: expected one of digits, jsonl, reasoning_gym"),
+        ({"kind": 3}, "task.kind: unknown task kind '3'; available: digits, jsonl, reasoning_gym"),
         ({}, "task.name: required"),
         ({"kind": "jsonl"}, "task.path: required"),
         ("digits", "task: got 'digits'"),
@@ -57,8 +64,9 @@ def test_settings_survive_dump_and_reading() -> None:
 
 
 def test_the_schema_has_one_part_for_each_kind() -> None:
-    task = RunConfig.model_json_schema()["properties"]["task"]
-    parts = {part["properties"]["kind"]["const"]: part for part in task["oneOf"]}
+    schema = RunConfig.model_json_schema()
+    mapping = schema["properties"]["task"]["discriminator"]["mapping"]
+    parts = {kind: schema["$defs"][reference.split("/")[-1]] for kind, reference in mapping.items()}
     assert parts.keys() == GIVEN.keys()
     assert {kind: part["required"] for kind, part in parts.items()} == {
         "digits": ["kind"],

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from leeway.corrections.primitives import f_ppo, tail_surrogate
+from leeway.corrections.clips import f_ppo
+from leeway.corrections.primitives import tail_surrogate
 from leeway_trainer.head import HeadLogProbs, LogitsTransform, TailQuery, TokenQuery, token_log_probs
 
 N, D, V, K = 11, 6, 17, 4

@@ -88,7 +88,10 @@ BROKEN = {
     "a resume from nowhere": (with_(5, started(2, 3, 1)), "started at batch 3 after 4 were done"),
     "an older trainer continues": (with_(7, step(1, 3, 0)), "step 3 of epoch 1 came in epoch 2"),
     "an epoch that does not rise": (with_(5, started(1, 2, 1)), "epoch 1 was started after epoch 1"),
-    "other prompts": (with_(2, step(1, 1, 0, **{"batch/digest": "x"})), "epoch 1, step 1: other prompts"),
+    "other prompts": (
+        with_(2, step(1, 1, 0, **{"batch/digest": "x"})),
+        "epoch 1, step 1: prompts or their order differ",
+    ),
     "a ticket of another version": (
         with_(2, step(1, 1, 0, **{"batch/tickets": tickets_digest(plan_ticket_ids(1, 1, 1, 2, 2))})),
         "epoch 1, step 1: not exactly one rollout per ticket of version 0",
@@ -111,7 +114,7 @@ def test_whatever_is_wrong_is_named(what: str) -> None:
 def test_the_files_must_agree() -> None:
     assert "metrics.jsonl has steps" in problems(history(), rows()[:-1])
     assert "metrics.jsonl has steps" in problems(history(), [*rows(), rows()[-1]])
-    assert "step 2 is of epoch 1, trained last in epoch 2" in problems(
+    assert "step 2 is from epoch 1, but was trained last in epoch 2" in problems(
         history(), [{**row, "epoch": 1} if row["step"] == 2 else row for row in rows()]
     )
     assert "before batch 4, expected 6" in problems(history(), checkpoint=4)

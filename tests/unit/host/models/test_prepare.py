@@ -77,7 +77,9 @@ def test_hub_that_cannot_be_reached_is_one_clear_line(tmp_path, monkeypatch):
         raise huggingface_hub.errors.LocalEntryNotFoundError("no connection\nand nothing in the cache")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(ModelError, match="'some/model' is no directory here and cannot be fetched") as caught:
+    with pytest.raises(
+        ModelError, match="'some/model' is not a local directory and cannot be downloaded"
+    ) as caught:
         prepare_model(ModelConfig(name="some/model"), tmp_path)
     assert "\n" not in str(caught.value)
 

@@ -1,0 +1,112 @@
+"""`leeway run` and `leeway chaos`: runs on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from leeway.errors import UsageError
+from leeway_host.cli.options import Out, Sets
+
+if TYPE_CHECKING:
+    from leeway.config import RunConfig
+
+app = typer.Typer()
+
+
+@app.command()
+def run(
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="CONFIG", help="YAML file of the run; optional with --resume."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps (trainer.steps).")] = None,
+    samplers: Annotated[int | None, typer.Option(help="Sampler processes (sampler.replicas).")] = None,
+    model: Annotated[str | None, typer.Option(help="Model name, directory or hub id (model.name).")] = None,
+    out: Out = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Continue the run in this directory.")
+    ] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Use this Redis server instead of starting one (redis.url)."),
+    ] = None,
+    sets: Sets = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print each step and the summary as a JSON line.")
+    ] = False,
+) -> None:
+    """Run everything on this machine: Redis, controller, trainer and samplers."""
+    from leeway.config.load import load_config
+    from leeway_host.launch.claims import default_out
+    from leeway_host.launch.local import LocalRun
+
+    if resume is not None and out is not None and resume != out:
+        raise UsageError("--resume DIR writes to DIR: omit --out")
+    path = config or (resume / "config.yaml" if resume else None)
+    if path is None:
+        raise UsageError("which run? give a configuration, for example: leeway run examples/quickstart.yaml")
+    given = {
+        "trainer.steps": steps,
+        "sampler.replicas": samplers,
+        "model.name": model,
+        "redis.url": redis,
+    }
+    options = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
+    resolved = load_config(path, [*(sets or []), *options])
+    _check_passwords(resolved, path)
+    directory = resume or out or default_out(resolved)
+    result = LocalRun(resolved, directory, resume=resume is not None, as_json=as_json).run()
+    if as_json:
+        typer.echo(json.dumps(result.summary))
+    elif result.exit_code:
+        typer.echo(f"leeway: {result.summary['error']}", err=True)
+    if result.summary["steps"] and not as_json:
+        where = result.out
+        typer.echo(f"{where}/summary.json  {where}/metrics.jsonl  (plots: leeway report {where})")
+    raise typer.Exit(result.exit_code)
+
+
+def _check_passwords(config: RunConfig, path: Path) -> None:
+    """The configuration that a run leaves behind has *** where a password was."""
+    urls = [config.redis.url or "", *config.redis.service_urls.values()]
+    if any("***@" in url for url in urls):
+        raise UsageError(
+            f"{path}: Redis passwords are not stored in it; give --redis or LEEWAY_REDIS__URL, and also "
+            "redis.service_urls if the run used them"
+        )
+
+
+@app.command()
+def chaos(
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="YAML file of a run, preferably a small one.")
+    ],
+    kills: Annotated[int, typer.Option(min=1, help="Number of faults to inject.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the faults.")] = 0,
+    out: Out = None,
+    faults: Annotated[
+        str, typer.Option(help="Kinds of faults, separated by commas: kill, pause, cut, restart-redis.")
+    ] = "kill,pause,cut,restart-redis",
+    sets: Sets = None,
+) -> None:
+    """Run with two samplers while processes are killed, paused, cut off and restarted; verify the result."""
+    from rich.console import Console
+
+    from leeway.config.load import load_config
+    from leeway_host.launch.chaos import ChaosRun, show
+    from leeway_host.launch.claims import default_out
+    from leeway_host.launch.faults import KINDS, plan_faults
+
+    asked = [kind.strip() for kind in faults.split(",")]
+    if set(asked) - set(KINDS):
+        raise UsageError(f"--faults {faults}: expected some of {', '.join(KINDS)}, separated by commas")
+    kinds = [kind for kind in KINDS if kind in asked]
+    resolved = load_config(config, sets or [])
+    run = ChaosRun(resolved, out or default_out(resolved), plan_faults(kills, seed, kinds))
+    result = run.run()
+    show(run, Console())
+    raise typer.Exit(result.exit_code)

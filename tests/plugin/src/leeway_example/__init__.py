@@ -1,0 +1,1 @@
+"""A correction, a resync policy, a task and a reward for Leeway."""
