@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from leeway.policies import Policy, SyncFacts
-
 from leeway.config import Section
+from leeway.policies import Policy, SyncFacts
 
 
 class LowRewardConfig(Section):

@@ -10,9 +10,8 @@ from leeway.config import CorrectionConfig
 from leeway.corrections.registry import Method
 
 if TYPE_CHECKING:
-    from leeway.corrections.weighted import PerToken
-
     from leeway.corrections.batch import TokenBatch
+    from leeway.corrections.weighted import PerToken
 
 
 class TheirsConfig(CorrectionConfig):
@@ -25,9 +24,8 @@ class TheirsConfig(CorrectionConfig):
 
 def loss(batch: TokenBatch, config: TheirsConfig) -> PerToken:
     """(loss [N], metrics); its gradient is minus the estimator above. Torch is imported here, not above."""
-    from leeway.corrections.weighted import token_mean
-
     from leeway.corrections.primitives import ratio
+    from leeway.corrections.weighted import token_mean
 
     r = ratio(batch.logp, batch.logp_mu)  # [N], without gradient
     weight = r / (1 + r / config.cap)

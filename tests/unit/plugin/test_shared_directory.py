@@ -13,7 +13,7 @@ from leeway.config import RunConfig
 from leeway.errors import UsageError
 from leeway.streams import Keys
 from leeway.weights import WeightManifest, WeightsCorrupt, WeightsNotFinite
-from leeway_example_plugin import transport_sampler, transport_trainer
+from leeway_example import shared_directory_sampler, shared_directory_trainer
 from leeway_sampler.transports.base import Endpoint
 from leeway_trainer.ranks import Ranks
 from leeway_trainer.transports.base import Link, NewVersion
@@ -27,15 +27,15 @@ TENSORS = {
 
 @pytest.fixture
 def link(client: redis.Redis, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Link:
-    monkeypatch.setenv(transport_trainer.DIRECTORY_ENV, str(tmp_path))
+    monkeypatch.setenv(shared_directory_trainer.DIRECTORY_ENV, str(tmp_path))
     ranks = Ranks(rank=0, size=1, device=torch.device("cpu"), control=None)  # type: ignore[arg-type]  # one rank
     return Link(config=CONFIG, ranks=ranks, client=client, keys=keys, epoch=1)
 
 
 @pytest.fixture
-def receiver(keys: Keys) -> transport_sampler.SharedDirectoryReceiver:
+def receiver(keys: Keys) -> shared_directory_sampler.SharedDirectoryReceiver:
     endpoint = Endpoint(config=CONFIG, redis_url="", run=keys.run, sampler="s0")
-    return transport_sampler.SharedDirectoryReceiver(endpoint)
+    return shared_directory_sampler.SharedDirectoryReceiver(endpoint)
 
 
 def publish(link: Link, number: int, tensors: dict[str, torch.Tensor] = TENSORS) -> WeightManifest:
@@ -49,7 +49,7 @@ def publish(link: Link, number: int, tensors: dict[str, torch.Tensor] = TENSORS)
         published=(),
         resend=False,
     )
-    manifest = transport_trainer.TRANSPORT.publish(new, link)
+    manifest = shared_directory_trainer.TRANSPORT.publish(new, link)
     assert manifest is not None
     return manifest
 
@@ -59,11 +59,11 @@ def deadline() -> float:
 
 
 def test_the_file_holds_the_tensors_at_the_manifests_offsets(
-    link: Link, receiver: transport_sampler.SharedDirectoryReceiver
+    link: Link, receiver: shared_directory_sampler.SharedDirectoryReceiver
 ) -> None:
     manifest = publish(link, 1)
     receiver.stage(manifest, deadline())
-    data = transport_sampler.file_of(manifest).read_bytes()
+    data = shared_directory_sampler.file_of(manifest).read_bytes()
     assert manifest.transport == "shared_directory" and len(data) == manifest.nbytes == 20
     for spec in manifest.tensors:
         words = bytearray(data[spec.offset : spec.offset + spec.nbytes])
@@ -72,17 +72,17 @@ def test_the_file_holds_the_tensors_at_the_manifests_offsets(
 
 
 def test_a_damaged_file_is_rejected_before_the_engine_pauses(
-    link: Link, receiver: transport_sampler.SharedDirectoryReceiver
+    link: Link, receiver: shared_directory_sampler.SharedDirectoryReceiver
 ) -> None:
     manifest = publish(link, 1)
-    path = transport_sampler.file_of(manifest)
+    path = shared_directory_sampler.file_of(manifest)
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(WeightsCorrupt, match="tensor norm"):
         receiver.stage(manifest, deadline())
 
 
 def test_a_failed_version_leaves_the_previous_one(
-    link: Link, receiver: transport_sampler.SharedDirectoryReceiver
+    link: Link, receiver: shared_directory_sampler.SharedDirectoryReceiver
 ) -> None:
     first, second = publish(link, 1), publish(link, 2)
     receiver.stage(first, deadline())
@@ -93,8 +93,8 @@ def test_a_failed_version_leaves_the_previous_one(
 
 def test_versions_that_nobody_needs_are_deleted(link: Link, tmp_path: Path) -> None:
     first, second = publish(link, 1), publish(link, 2)
-    transport_trainer.TRANSPORT.free([first], link)
-    assert list(tmp_path.iterdir()) == [transport_sampler.file_of(second)]
+    shared_directory_trainer.TRANSPORT.free([first], link)
+    assert list(tmp_path.iterdir()) == [shared_directory_sampler.file_of(second)]
 
 
 def test_values_that_are_not_finite_stay_in_the_trainer(link: Link) -> None:
@@ -105,6 +105,6 @@ def test_values_that_are_not_finite_stay_in_the_trainer(link: Link) -> None:
 def test_a_missing_directory_is_reported_before_the_run_starts(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(transport_trainer.DIRECTORY_ENV)
+    monkeypatch.delenv(shared_directory_trainer.DIRECTORY_ENV)
     with pytest.raises(UsageError, match="SHARED_WEIGHTS"):
-        transport_trainer.TRANSPORT.check(link.config, link.ranks)
+        shared_directory_trainer.TRANSPORT.check(link.config, link.ranks)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from leeway_example_plugin.metric import METRICS
+from leeway_example.lengths import METRICS
 
 
 @pytest.mark.parametrize(("lengths", "expected"), [([2, 4, 6], 2.0), ([3, 3], 0.0), ([5], None)])
