@@ -147,9 +147,11 @@ class ToyRun:
             noise = self.rng.gumbel(size=(first.size, VOCABULARY))
             rows.append((drawn[rows[-1]] + noise).argmax(-1))
         table = np.stack(rows, 1)
-        return [self._generation(row, reported) for row in table]
+        ranked = np.argsort(-reported, -1)
+        return [self._generation(row, reported, ranked) for row in table]
 
-    def _generation(self, row: np.ndarray, reported: np.ndarray) -> Generation:
+    def _generation(self, row: np.ndarray, reported: np.ndarray, ranked: np.ndarray) -> Generation:
+        """One row of tokens as the engine returns it; `ranked` [V, V]: token ids by falling log-prob."""
         tokens = row[1:]
         ends = np.flatnonzero(tokens == EOS)
         count = int(ends[0]) + 1 if ends.size else tokens.size
@@ -158,8 +160,8 @@ class ToyRun:
         # A sampler that hides its truncation reports heads as if there were none.
         truncated = sampling.truncated and self.fault not in ("raw_logprobs", "top_p_without_support")
         head = Head(sampling.head_tokens, sampling.head_eps, truncated, VOCABULARY)
-        order = np.argsort(-reported[before], -1)[:, : head.requested].astype(np.int32)
-        top = np.take_along_axis(reported[before], order, -1).astype(np.float32)
+        order = ranked[before, : head.requested].astype(np.int32)
+        top = reported[before[:, None], order].astype(np.float32)
         offsets, ids, logp, whole = trim_heads(order, top, head)
         chosen = reported[before, tokens].astype(np.float32)
         return Generation(
@@ -228,19 +230,21 @@ class ToyRun:
             batch, self.held = queue[: len(batch) // 2], queue[len(batch) // 2 :]
         return sorted(batch, key=lambda r: r.header.slot)
 
-    def log_pi(self, theta: np.ndarray, rollout: Rollout) -> np.ndarray:
-        """[T] log pi of the drawn tokens, over the reported support where that is complete."""
-        before = np.concatenate([rollout.prompt_ids[-1:], rollout.response_ids[:-1]])
-        x = theta[before] / self.config.sampling.temperature
-        if rollout.header.support_complete:
-            inside = np.zeros(x.shape, bool)
-            owner = np.repeat(np.arange(before.size), np.diff(rollout.head_offsets))
-            inside[owner, rollout.head_ids] = True
-            x = np.where(inside, x, -np.inf)
-        return log_softmax(x)[np.arange(before.size), rollout.response_ids]
-
     def scores(self, theta: np.ndarray, batch: list[Rollout]) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate([self.log_pi(theta, r) for r in batch]))
+        """[T] log pi of a batch's drawn tokens, over the reported support where that is complete."""
+        before = np.concatenate([np.r_[r.prompt_ids[-1:], r.response_ids[:-1]] for r in batch])
+        x = theta[before] / self.config.sampling.temperature
+        inside = np.ones(x.shape, bool)
+        start = 0
+        for r in batch:
+            rows = slice(start, start + r.response_ids.size)
+            if r.header.support_complete:
+                owner = np.repeat(np.arange(r.response_ids.size), np.diff(r.head_offsets))
+                inside[rows] = False
+                inside[rows][owner, r.head_ids] = True
+            start = rows.stop
+        drawn = np.concatenate([r.response_ids for r in batch])
+        return torch.from_numpy(log_softmax(np.where(inside, x, -np.inf))[np.arange(before.size), drawn])
 
     def train(self, batch: list[Rollout], step: int) -> ReportHeader:
         """One update of theta, and the report of it."""
@@ -274,9 +278,10 @@ class ToyRun:
         """A policy-gradient step with the batch's mean as baseline."""
         gradient = np.zeros_like(self.theta)
         mean = np.mean([r.header.reward for r in batch])
+        table = np.exp(log_softmax(self.theta))
         for r in batch:
             before = np.concatenate([r.prompt_ids[-1:], r.response_ids[:-1]])
-            p = np.exp(log_softmax(self.theta[before]))
+            p = table[before]
             advantage = r.header.reward - mean
             np.add.at(gradient, before, -advantage * p)
             np.add.at(gradient, (before, r.response_ids), advantage)

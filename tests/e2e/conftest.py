@@ -16,9 +16,9 @@ from e2e_support import ROOT, SMALL, Run, StartRun
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(shared_tmp: Path) -> Path:
     """A model cache of this session, so that tests do not depend on what this machine has built before."""
-    return tmp_path_factory.mktemp("cache")
+    return shared_tmp / "cache"
 
 
 @pytest.fixture

@@ -7,14 +7,13 @@ import os
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from e2e_support import StartRun
 from otlp_receiver import otlp_receiver
 from trace_checks import assert_broadcasts, assert_whole
-
-from leeway_host.redis_server import free_port
 
 SUMMARY_KEYS = {
     "status", "steps", "method", "model", "seed", "wall_s", "reward", "ess_token", "ess_sequence", "lag_var",
@@ -28,8 +27,8 @@ def scrape(port: int) -> str:
         return str(response.read(), "utf-8")
 
 
-def test_a_whole_run(start_run: StartRun) -> None:
-    port = free_port()  # and the two after it
+def test_a_whole_run(start_run: StartRun, ports: Iterator[int]) -> None:
+    port = next(ports)  # and the two after it
     with otlp_receiver() as receiver:
         telemetry = {"otlp_endpoint": receiver.http, "metrics_port": port, "log_format": "json"}
         run = start_run("--json", telemetry=telemetry)

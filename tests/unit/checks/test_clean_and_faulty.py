@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2]))
 
 from leeway.checks import CheckResult, Monitor
 from leeway.checks.board import Records, merge
