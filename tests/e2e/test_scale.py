@@ -9,14 +9,7 @@ import sys
 import pytest
 from e2e_support import ROOT, Run, StartRun
 
-from leeway_host.launch.fleet import plan_samplers
-
 pytestmark = [pytest.mark.timeout(900)]
-
-
-def test_the_youngest_samplers_go_first() -> None:
-    assert plan_samplers(["a", "b", "c"], 1) == ({"b", "c"}, ["a"])
-    assert plan_samplers(["a"], 3) == (set(), ["a"])
 
 
 def leeway(*args: str) -> str:

@@ -66,8 +66,7 @@ def _print_method(name: str) -> None:
     rows = {
         "estimator": method.formula,
         "needs": ", ".join(method.needs) or "nothing beyond pi_theta",
-        "settings": ", ".join(f"{key}={fields[key].default}" for key in METHOD_CHOICE.own_keys(name))
-        or "none",
+        "settings": ", ".join(f"{key}={fields[key].default}" for key in keys) or "none",
         "aggregation": method.aggregation,
         "source": method.source,
     }

@@ -22,7 +22,7 @@ UNKNOWN_NAME = "unknown_name"
 
 
 class HasSettings(Protocol):
-    """An entry of a registry with a model of its section; the field `key` is a Literal of the entry's name."""
+    """An entry of a registry with the model of a section; its field `key` is a Literal of the name."""
 
     @property
     def settings(self) -> type[Any]: ...

@@ -31,7 +31,7 @@ def test_every_built_in_kind_loads(tmp_path) -> None:
     [
         (
             {"kind": "digits", "name": "x"},
-            r"task.name: unknown key \(value 'x'\); it is a key of kind reasoning_gym; .*digits allows: params",
+            r"task.name: unknown key \(value 'x'\); it is a key of kind reasoning_gym; .*digits allows: ",
         ),
         ({"kind": "digits", "siz": 3}, "task.siz: .*did you mean 'size'"),
         (

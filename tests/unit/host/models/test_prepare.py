@@ -93,7 +93,7 @@ def test_hub_model_is_checked_like_a_directory(tmp_path, monkeypatch):
 
 
 def test_params_are_for_tiny_only(tmp_path):
-    with pytest.raises(ModelError, match="for the model tiny only"):
+    with pytest.raises(ModelError, match="only for the model tiny"):
         prepare_model(ModelConfig(params={"hidden": 64}), tmp_path)
 
 
