@@ -1,4 +1,4 @@
-"""The example package (tests/plugin) adds one entry to every registry, and the registries accept all of them."""
+"""The example package (tests/plugin) adds one entry to every registry, and every registry accepts its entry."""
 
 from __future__ import annotations
 
