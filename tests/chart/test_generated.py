@@ -51,6 +51,7 @@ def test_the_schema_is_closed_at_every_level() -> None:
         "run.task",
         "run.task.params",
         "run.correction",
+        "run.sync.policies",
         "run.sampler.engine_args",
         "run.trainer.deepspeed",
     }
