@@ -7,9 +7,9 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Where pip finds the CPU build of torch if its own configuration does not know one.
+# Where pip finds the CPU build of torch, unless its own configuration provides one.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-# `docker build`, `podman build`, `buildah build`, or anything that takes the same arguments.
+# `docker build`, `podman build`, `buildah build`, or any command with the same arguments.
 IMAGE_BUILD ?= docker build
 IMAGE_VARIANT ?= cpu
 IMAGE_PREFIX ?=
@@ -45,40 +45,42 @@ $(VENV)/.stamp-project: $(VENV)/.stamp-deps $(VENV)/.stamp-tools pyproject.toml
 	@VENV="$(VENV)" scripts/setup.sh project
 	@touch $@
 
-quickstart: setup ## train SmolLM2-135M on this machine through every part (about 10 minutes)
+quickstart: setup ## train SmolLM2-135M on this machine, with every service (about 10 minutes)
 	@$(BIN)/leeway run examples/quickstart.yaml
 
-lint: setup ## ruff and mypy
+lint: setup ## run ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-format: setup ## let ruff format and fix what it can
+format: setup ## format, and fix what ruff can fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-test: setup ## lint, types and the tests that need no GPU and no cluster (9 minutes on 2 cores)
+test: setup ## run lint, types and all tests that need neither a GPU nor a cluster (9 minutes on 2 cores)
 	@$(BIN)/pytest -n $(TEST_WORKERS) -m "not slow and not gpu and not cluster" $(PYTEST_ARGS)
 
-test-fast: setup ## the unit tests, which start no engine and no run (40 seconds on 2 cores)
+test-fast: setup ## run the unit tests, which start no engine and no run (40 seconds on 2 cores)
 	@$(BIN)/pytest -q -n logical tests/unit $(PYTEST_ARGS)
 
-test-slow: setup ## the tests that take longer
+test-slow: setup ## run the tests marked slow
 	@$(BIN)/pytest -m "slow and not gpu and not cluster" $(PYTEST_ARGS)
 
-test-cluster: setup ## the tests that need a Kubernetes cluster
+test-cluster: setup ## run the tests that need a Kubernetes cluster
 	@$(BIN)/pytest -m cluster tests/cluster $(PYTEST_ARGS)
 
 bench: setup ## run the benchmarks
 	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
-chart: setup ## write the chart's schema, default values and README again
+chart: setup ## regenerate the chart's schema, default values and README
 	@$(BIN)/python charts/schema/build.py
 
-docs: setup ## check that the documentation builds
+docs: setup ## regenerate the generated pages and build the site into site/
 	@$(BIN)/python docs/build.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "site/index.html written"
 
-images: ## build the container images of Dockerfiles/ (IMAGE_VARIANT=cpu or cuda)
+images: ## build the container images (IMAGE_VARIANT=cpu or cuda)
 	@for name in controller trainer sampler; do \
 		echo "== leeway-$$name:$(IMAGE_TAG) ($(IMAGE_VARIANT))"; \
 		$(IMAGE_BUILD) -f "Dockerfiles/$$name.Dockerfile" -t "$(IMAGE_PREFIX)leeway-$$name:$(IMAGE_TAG)" \
@@ -88,11 +90,11 @@ images: ## build the container images of Dockerfiles/ (IMAGE_VARIANT=cpu or cuda
 			--build-arg CREATED=$$(git log -1 --format=%cI 2>/dev/null || echo unknown) $(IMAGE_ARGS) .; \
 	done
 
-lock: ## resolve requirements/*.in again (needs the network)
+lock: ## resolve requirements/*.in into the lock files (needs the network)
 	@test -x $(BIN)/uv || $(MAKE) setup
 	@$(UV_LOCK) --excludes requirements/excludes.txt requirements/cpu.in -o requirements/cpu.lock $(LOCK_ARGS)
 	@$(UV_LOCK) requirements/gpu.in -o requirements/gpu.lock $(LOCK_ARGS)
 
-clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info shared/*.egg-info
+clean: ## remove the virtual environment, caches and the built site
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info shared/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

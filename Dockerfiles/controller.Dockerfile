@@ -1,13 +1,13 @@
-# syntax-free on purpose: builds with docker, podman and buildah, without BuildKit.
+# No `# syntax` line: this file builds with docker, podman and buildah, and does not need BuildKit.
 #
-#   docker build -f Dockerfiles/controller.Dockerfile -t leeway-controller .
+#   docker build -f Dockerfiles/controller.Dockerfile -t leeway-controller:dev .
 #
-# No engine in it, so both variants are the same packages, from the lock that VARIANT names.
+# The controller has no engine: both variants install the same packages, from the lock file that VARIANT selects.
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 ARG VARIANT=cpu
 
-# -- dependencies: changes with the locks only --------------------------------------------------------------------
-# A few packages have no wheel and are compiled.
+# -- dependencies: rebuilt only if a lock changes -------------------------------------------------------------------
+# A few packages have no wheel and must be compiled.
 FROM ${PYTHON_IMAGE} AS tools
 RUN apt-get update && apt-get install -y --no-install-recommends g++ python3-dev && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/leeway
@@ -25,7 +25,7 @@ FROM lock-${VARIANT} AS dependencies
 RUN /opt/leeway/bin/python -m pip --no-cache-dir --disable-pip-version-check install --no-deps \
         --require-hashes -r /build/packages.txt
 
-# -- Leeway itself: changes with every commit ---------------------------------------------------------------------
+# -- Leeway itself: rebuilt on every commit ------------------------------------------------------------------------
 FROM dependencies AS project
 COPY pyproject.toml README.md LICENSE /src/
 COPY shared /src/shared
@@ -35,7 +35,7 @@ COPY host /src/host
 RUN /opt/leeway/bin/python -m pip --no-cache-dir --disable-pip-version-check install \
         --no-deps --no-index --no-build-isolation --root /out /src
 
-# -- what runs ----------------------------------------------------------------------------------------------------
+# -- runtime ------------------------------------------------------------------------------------------------------
 FROM ${PYTHON_IMAGE} AS runtime
 RUN useradd --uid 10001 --user-group --home-dir /tmp --no-create-home --shell /usr/sbin/nologin leeway
 ENV PATH=/opt/leeway/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 TOKENIZERS_PARALLELISM=false \
@@ -50,7 +50,7 @@ ARG VERSION=0.1.0
 ARG REVISION=unknown
 ARG CREATED=unknown
 LABEL org.opencontainers.image.title="leeway-controller" \
-      org.opencontainers.image.description="Leeway controller: plans batches, decides resyncs" \
+      org.opencontainers.image.description="Leeway controller: plans batches and decides on resyncs" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="$VERSION" \
       org.opencontainers.image.revision="$REVISION" \

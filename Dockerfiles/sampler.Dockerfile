@@ -1,15 +1,15 @@
-# syntax-free on purpose: builds with docker, podman and buildah, without BuildKit.
+# No `# syntax` line: this file builds with docker, podman and buildah, and does not need BuildKit.
 #
-#   docker build -f Dockerfiles/sampler.Dockerfile --build-arg VARIANT=cuda -t leeway-@NAME@ .
+#   docker build -f Dockerfiles/sampler.Dockerfile --build-arg VARIANT=cuda -t leeway-sampler:dev .
 #
-# Sampler and trainer share the stages up to `runtime` word for word (a test compares them), so that a builder and a
-# node hold torch, vLLM and DeepSpeed once. Name the base by digest for builds that are reproducible to the byte:
+# Sampler and trainer have identical stages up to `runtime` (a test compares them), so that builders and nodes store
+# torch, vLLM and DeepSpeed only once. For reproducible builds, pin the base image by digest:
 # --build-arg PYTHON_IMAGE=docker.io/library/python@sha256:...
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 ARG VARIANT=cpu
 
-# -- dependencies: changes with the locks only --------------------------------------------------------------------
-# A few packages have no wheel and are compiled.
+# -- dependencies: rebuilt only if a lock changes -------------------------------------------------------------------
+# A few packages have no wheel and must be compiled.
 FROM ${PYTHON_IMAGE} AS tools
 RUN apt-get update && apt-get install -y --no-install-recommends g++ python3-dev && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/leeway
@@ -24,14 +24,14 @@ RUN python /build/subset.py /build/gpu.lock > /build/packages.txt && touch /buil
 
 FROM lock-${VARIANT} AS dependencies
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-# Where pip's own configuration does not know the CPU build of torch, PyTorch's index does.
+# Falls back to PyTorch's index if pip's own configuration does not provide the CPU build of torch.
 RUN set -e; pip="/opt/leeway/bin/python -m pip --no-cache-dir --disable-pip-version-check install --no-deps"; \
     if [ -s /build/torch-cpu.txt ]; then \
         $pip -r /build/torch-cpu.txt || $pip --extra-index-url "$TORCH_INDEX" -r /build/torch-cpu.txt; \
     fi; \
     $pip --require-hashes -r /build/packages.txt
 
-# -- Leeway itself: changes with every commit ---------------------------------------------------------------------
+# -- Leeway itself: rebuilt on every commit ------------------------------------------------------------------------
 FROM dependencies AS project
 COPY pyproject.toml README.md LICENSE /src/
 COPY shared /src/shared
@@ -41,9 +41,9 @@ COPY host /src/host
 RUN /opt/leeway/bin/python -m pip --no-cache-dir --disable-pip-version-check install \
         --no-deps --no-index --no-build-isolation --root /out /src
 
-# -- what runs ----------------------------------------------------------------------------------------------------
+# -- runtime ------------------------------------------------------------------------------------------------------
 FROM ${PYTHON_IMAGE} AS runtime
-# g++: Triton and torch.compile build small kernels at run time. libnuma: vLLM on CPU.
+# g++ is for Triton and torch.compile, which build small kernels at run time; libnuma is for vLLM on CPU.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ libnuma1 \
     && rm -rf /var/lib/apt/lists/* \
@@ -61,7 +61,7 @@ ARG VERSION=0.1.0
 ARG REVISION=unknown
 ARG CREATED=unknown
 LABEL org.opencontainers.image.title="leeway-sampler" \
-      org.opencontainers.image.description="Leeway sampler: vLLM that draws rollouts under one weight version" \
+      org.opencontainers.image.description="Leeway sampler: generates rollouts with vLLM" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="$VERSION" \
       org.opencontainers.image.revision="$REVISION" \

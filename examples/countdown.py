@@ -1,4 +1,4 @@
-"""Reward of the GPU examples: +1 for a right expression between <answer> and </answer>, -1 otherwise."""
+"""Reward of the GPU examples: +1 for a correct expression between <answer> and </answer>, -1 otherwise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _countdown = create_dataset("countdown", size=1)
 
 
 def reward(response: str, answer: str, metadata: dict[str, Any]) -> float:
-    """`answer` is one of many; what counts is that each number is used once and the target is met."""
+    """1 if the expression uses each number once and gives the target; `answer` is one solution."""
     expression = extract_answer(response)
     right = expression is not None and _countdown.score_answer(expression, {"metadata": metadata}) == 1.0
     return 1.0 if right else -1.0

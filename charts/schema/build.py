@@ -1,6 +1,6 @@
 """`make chart`: values.yaml, values.schema.json and README.md from charts/schema/values.py and RunConfig.
 
-With --check nothing is written; the exit status is 1 when a file is not what would be written.
+With --check nothing is written; the exit status is 1 if a file is out of date.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def kubernetes_types() -> dict[str, Schema]:
 
 
 class Definitions:
-    """Collects the definitions that references lead to, under short names."""
+    """Collects referenced definitions under short names."""
 
     def __init__(self) -> None:
         self.done: dict[str, Schema] = {}
@@ -51,7 +51,7 @@ class Definitions:
         return {"$ref": f"#/definitions/{short}"}
 
     def clean(self, node: Any, prefix: str) -> Any:
-        """`node` without prose, with its references followed."""
+        """`node` without descriptions, with its references resolved."""
         if isinstance(node, list):
             return [self.clean(item, prefix) for item in node]
         if not isinstance(node, dict):
@@ -68,7 +68,7 @@ class Definitions:
 
 
 def plain(node: Any, defs: dict[str, Schema], kube: Definitions) -> Any:
-    """A pydantic schema with its own references put in place and Kubernetes types referred to."""
+    """A pydantic schema with its internal references inlined and its Kubernetes types as references."""
     if isinstance(node, list):
         return [plain(item, defs, kube) for item in node]
     if not isinstance(node, dict):
@@ -91,7 +91,10 @@ def plain(node: Any, defs: dict[str, Schema], kube: Definitions) -> Any:
 
 
 def run_schema() -> Schema:
-    """The part `run`: RunConfig without the keys that the chart sets, required once anything is given."""
+    """The schema of `run`: RunConfig without the keys that the chart sets.
+
+    Required keys are required only if `run` is not empty.
+    """
     raw = RunConfig.model_json_schema()
     schema = plain(raw, raw.get("$defs", {}), Definitions())
     for section, keys in OWNED.items():
@@ -128,7 +131,7 @@ def build_schema() -> Schema:
 
 
 def fields(model: type[BaseModel]) -> Iterator[tuple[str, str, Any]]:
-    """(key, description, default as plain data) of a level."""
+    """(key, description, default as plain data) of every field of a level."""
     for name, field in model.model_fields.items():
         default = field.get_default(call_default_factory=True)
         yield field.alias or name, " ".join((field.description or "").split()), default
@@ -140,7 +143,7 @@ def as_plain(value: Any) -> Any:
 
 
 def yaml_level(value: BaseModel, depth: int) -> Iterator[str]:
-    """Lines of a level and those below it, each key under its description."""
+    """Lines of a level and the levels below it, each key under its description."""
     pad = "  " * depth
     for key, about, _ in fields(type(value)):
         attribute = "global_" if key == "global" else key
@@ -166,12 +169,12 @@ def yaml_level(value: BaseModel, depth: int) -> Iterator[str]:
 
 def build_values() -> str:
     """values.yaml."""
-    head = ["# Default values of the chart leeway; written by `make chart` from charts/schema/values.py.", ""]
+    head = ["# Default values of the chart leeway, written by `make chart` from charts/schema/values.py.", ""]
     return "\n".join([*head, *yaml_level(ChartValues(), 0)]) + "\n"
 
 
 def rows(value: BaseModel, prefix: str) -> Iterator[str]:
-    """Table rows of a level and those below it."""
+    """Table rows of a level and the levels below it."""
     for key, about, _ in fields(type(value)):
         inner = getattr(value, "global_" if key == "global" else key)
         if isinstance(inner, BaseModel):
@@ -182,7 +185,7 @@ def rows(value: BaseModel, prefix: str) -> Iterator[str]:
 
 
 def build_readme() -> str:
-    """The chart's README: charts/schema/readme.md and the tables."""
+    """The chart's README: charts/schema/readme.md followed by the tables."""
     parts = [(HERE / "readme.md").read_text(encoding="utf-8").rstrip(), ""]
     head = ["| key | default | |", "|---|---|---|"]
     top = ChartValues()
@@ -193,7 +196,7 @@ def build_readme() -> str:
         if isinstance(inner, BaseModel):
             about = " ".join((type(inner).__doc__ or "").split())
             parts += [f"### {key}", "", about, "", *head, *rows(inner, f"{key}."), ""]
-    parts += ["### run: keys that the chart sets", "", "Given under `run` they are refused.", ""]
+    parts += ["### run: keys that the chart sets", "", "These keys are rejected under `run`.", ""]
     parts += ["| key | use instead |", "|---|---|"]
     parts += [f"| `run.{s}.{k}` | {other} |" for s, keys in OWNED.items() for k, other in keys.items()]
     return "\n".join(parts) + "\n"
@@ -213,7 +216,7 @@ def main() -> int:
     ]
     if "--check" in sys.argv[1:]:
         for name in stale:
-            print(f"charts/leeway/{name} is not current: run make chart", file=sys.stderr)
+            print(f"charts/leeway/{name} is out of date: run `make chart`", file=sys.stderr)
         return int(bool(stale))
     for name in stale:
         (CHART / name).parent.mkdir(exist_ok=True)

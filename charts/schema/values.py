@@ -1,7 +1,7 @@
-"""The chart's values: one model from which values.yaml, values.schema.json and the README are written.
+"""The chart's values: the model from which values.yaml, values.schema.json and the README are generated.
 
-Objects that go into manifests as they are carry the name of their Kubernetes type, so that a misspelt key
-in them is refused as well.
+Objects that are copied into manifests unchanged are declared with their Kubernetes type, so that misspelled
+keys in them are rejected too.
 """
 
 from __future__ import annotations
@@ -56,50 +56,50 @@ class Image(Values):
     """A container image."""
 
     registry: str = ""
-    """Empty: `global.imageRegistry`."""
+    """Defaults to `global.imageRegistry`."""
     repository: str = Field(default="", min_length=1)
     tag: str = ""
-    """Empty: the chart's appVersion, with `-cuda` for pods with GPUs and `-cpu` for others."""
+    """Defaults to the chart's appVersion with the suffix `-cuda` for pods with GPUs, or `-cpu`."""
     digest: str = Field(default="", pattern=r"^(sha256:[0-9a-f]{64})?$")
-    """Stands above the tag."""
+    """Takes precedence over the tag."""
     pullPolicy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
 
 
 class ServiceAccount(Values):
-    """The pods' identity. Only the controller's pods get a token."""
+    """The service account of the pods. Only the controller's pods mount its token."""
 
     create: bool = True
     name: str = ""
-    """Empty: made from the release's name, or `default` when none is created."""
+    """Defaults to a name derived from the release, or to `default` if `create` is false."""
     annotations: Text = {}
 
 
 class Component(Values):
-    """What every component's pods can be told."""
+    """Settings that all components have."""
 
     image: Image = Image(repository="leeway")
     imagePullSecrets: PullSecrets = []
     """Added to `global.imagePullSecrets`."""
     serviceAccount: ServiceAccount = ServiceAccount()
     resources: Resources = {}
-    """GPUs are added by `gpus`."""
+    """Do not list GPUs here: use `gpus`."""
     nodeSelector: Text = {}
     tolerations: Tolerations = []
     affinity: Affinity = {}
     topologySpreadConstraints: Spread = []
-    """A constraint without a labelSelector gets the component's own."""
+    """A constraint without a labelSelector selects the component's pods."""
     priorityClassName: str = ""
     schedulerName: str = ""
     runtimeClassName: str = ""
     podSecurityContext: PodSecurity = POD_SECURITY
     securityContext: Security = SECURITY
     extraEnv: Env = []
-    """Also the place for `OTEL_*` and `HF_*` variables."""
+    """Additional environment variables, for example `OTEL_*` and `HF_*`."""
     extraEnvFrom: EnvFrom = []
     extraVolumes: Volumes = []
     extraVolumeMounts: Mounts = []
     extraArgs: list[str] = []
-    """Put behind the command's own arguments."""
+    """Appended to the command's arguments."""
     annotations: Text = {}
     """Annotations of the Deployment or StatefulSet."""
     labels: Text = {}
@@ -110,7 +110,7 @@ class Component(Values):
 
 
 class Budget(Values):
-    """A PodDisruptionBudget; one pod at a time may be evicted."""
+    """A PodDisruptionBudget. By default, one pod at a time may be evicted."""
 
     enabled: bool = True
     maxUnavailable: int | str = 1
@@ -120,24 +120,25 @@ class Hpa(Values):
     """A HorizontalPodAutoscaler."""
 
     metrics: Metrics = []
-    """What it scales on (autoscaling/v2). Required for kind hpa: CPU use says little about samplers."""
+    """Metrics to scale on (autoscaling/v2). Required for kind hpa: CPU usage says little about samplers."""
     behavior: Behavior = {}
 
 
 class Keda(Values):
-    """A KEDA ScaledObject on the length of the ticket stream: what waits and what is in work.
+    """A KEDA ScaledObject on the length of the ticket stream: tickets that are queued or in progress.
 
-    Not on the group's lag, which Redis cannot count once entries were deleted, as answered tickets are.
+    The consumer group's lag cannot be used: answered tickets are deleted, and Redis cannot compute the lag
+    after deletions.
     """
 
     ticketsPerSampler: int | None = Field(default=None, ge=1)
-    """null: `run.sampler.max_num_seqs`."""
+    """Target number of tickets per sampler. Defaults to `run.sampler.max_num_seqs`."""
     pollingInterval: int = Field(default=15, ge=1)
     cooldownPeriod: int = Field(default=300, ge=0)
 
 
 class Autoscaling(Values):
-    """Scales samplers; the Deployment then has no `replicas`."""
+    """Autoscaling of samplers. When enabled, the Deployment does not set `replicas`."""
 
     enabled: bool = False
     kind: Literal["keda", "hpa"] = "keda"
@@ -148,21 +149,21 @@ class Autoscaling(Values):
 
 
 class Sampler(Component):
-    """vLLM samplers: a Deployment."""
+    """The vLLM samplers, a Deployment."""
 
     replicas: int = Field(default=2, ge=0)
     gpus: int = Field(default=1, ge=0)
-    """GPUs per pod; 0: a CPU pod. Also vLLM's tensor_parallel_size unless `run` gives one."""
+    """GPUs per pod; 0 for a CPU pod. Also vLLM's tensor_parallel_size, unless `run` sets it."""
     image: Image = Image(repository="leeway-sampler")
     shmSize: Quantity = "8Gi"
-    """/dev/shm; it counts against the memory limit."""
+    """Size of /dev/shm. It counts against the memory limit."""
     maxUnavailable: int | str = 1
     maxSurge: int | str = 0
-    """0: an upgrade needs no spare GPU."""
+    """With 0, an upgrade does not need a spare GPU."""
     startupSeconds: int = Field(default=2700, ge=60)
-    """How long loading the model and compiling may take."""
+    """Maximum time for loading the model and compiling, in seconds."""
     terminationGracePeriodSeconds: int = Field(default=90, ge=1)
-    """Must be longer than `run.sampler.drain_s` (20 unless it is given) by at least 30."""
+    """Must exceed `run.sampler.drain_s` (default 20) by at least 30."""
     podDisruptionBudget: Budget = Budget()
     autoscaling: Autoscaling = Autoscaling()
 
@@ -173,84 +174,84 @@ class Claim(Values):
     enabled: bool = True
     existingClaim: str = ""
     storageClass: str = ""
-    """Empty: the cluster's default."""
+    """Defaults to the cluster's default storage class."""
     accessModes: list[AccessMode] = Field(default=["ReadWriteOnce"], min_length=1)
     size: Quantity = "200Gi"
     keep: bool = True
-    """Leave it when the release is uninstalled."""
+    """Keep the claim when the release is uninstalled."""
     annotations: Text = {}
 
 
 class Trainer(Component):
-    """DeepSpeed: a StatefulSet. Its pods make one group of `replicas` x `processesPerPod` ranks."""
+    """The DeepSpeed trainer, a StatefulSet. Its pods form a group of `replicas` x `processesPerPod` ranks."""
 
     replicas: int = Field(default=1, ge=1)
-    """Pods; with more than one, `persistence.accessModes` must have ReadWriteMany."""
+    """Number of pods. With more than one, `persistence.accessModes` must include ReadWriteMany."""
     gpus: int = Field(default=1, ge=0)
-    """GPUs per pod; 0: a CPU pod."""
+    """GPUs per pod; 0 for a CPU pod."""
     processesPerPod: int | None = Field(default=None, ge=1)
-    """null: one per GPU, one without GPUs."""
+    """Defaults to one process per GPU, or one process without GPUs."""
     image: Image = Image(repository="leeway-trainer")
     shmSize: Quantity = "8Gi"
-    """/dev/shm, which NCCL uses; it counts against the memory limit."""
+    """Size of /dev/shm, which NCCL uses. It counts against the memory limit."""
     rendezvousPort: int = Field(default=29400, ge=1, le=65535)
     startupSeconds: int = Field(default=2700, ge=60)
     terminationGracePeriodSeconds: int = Field(default=120, ge=1)
     persistence: Claim = Claim()
-    """Checkpoints and the final model. Without it a lost pod starts the run over."""
+    """Volume for checkpoints and the final model. Without it, losing a pod restarts the run."""
     podDisruptionBudget: Budget = Budget()
 
 
 class Controller(Component):
-    """Plans batches and decides resyncs: a Deployment. With two replicas one leads, by a Lease."""
+    """The controller, a Deployment: plans batches, decides on resyncs. A Lease elects one of two replicas."""
 
     replicas: int = Field(default=1, ge=1)
     image: Image = Image(repository="leeway-controller")
     resources: Resources = {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
     podDisruptionBudget: Budget = Budget()
     leaseSeconds: int = Field(default=15, ge=5)
-    """How long a leader that is silent keeps its place."""
+    """How long a leader that does not renew its Lease keeps it, in seconds."""
 
 
 class Password(Values):
-    """The bundled server's password."""
+    """Password of the bundled server."""
 
     existingSecret: str = ""
-    """Empty: one is generated at install and kept. `helm template` cannot keep one: name a secret there."""
+    """If empty, a password is generated at installation and kept; `helm template` cannot keep one."""
     key: str = "redis-password"
 
 
 class Redis(Component):
-    """The bundled server: one node, password, append-only file, no eviction."""
+    """The bundled Redis: one node with a password and an append-only file, without eviction."""
 
     enabled: bool = True
-    """false: use `externalRedis`."""
+    """Set to false to use `externalRedis`."""
     image: Image = Image(registry="docker.io", repository="library/redis", tag="7.2-bookworm")
     auth: Password = Password()
     maxmemoryMiB: int = Field(default=4096, ge=64)
-    """Redis refuses writes beyond; the pod's memory limit is 1.5 times this unless `resources` has one."""
+    """Redis rejects writes beyond this. The pod's memory limit is 1.5 times this unless set."""
     persistence: Claim = Claim(size="20Gi", keep=False)
     podSecurityContext: PodSecurity = {**POD_SECURITY, "runAsUser": 999, "runAsGroup": 999, "fsGroup": 999}
 
 
 class SecretKey(Values):
-    """A key of a secret."""
+    """A key of a Secret."""
 
     secret: str = ""
     key: str = ""
 
 
 class RedisUser(Values):
-    """A service's user, see `leeway redis acl`."""
+    """The Redis user of a service; see `leeway redis acl`."""
 
     username: str = ""
-    """Empty: the server's default user."""
+    """Defaults to the server's default user."""
     passwordKey: str = Field(default="redis-password", min_length=1)
     """Key of `externalRedis.existingSecret`."""
 
 
 class Users(Values):
-    """Users per service."""
+    """One Redis user per service."""
 
     controller: RedisUser = RedisUser()
     trainer: RedisUser = RedisUser()
@@ -258,57 +259,57 @@ class Users(Values):
 
 
 class Tls(Values):
-    """TLS to the external server."""
+    """TLS for connections to the external server."""
 
     enabled: bool = False
     ca: SecretKey = SecretKey(key="ca.crt")
-    """A certificate authority of your own."""
+    """Secret with the certificate of a private certificate authority."""
 
 
 class ExternalRedis(Values):
-    """A server that exists: Redis 7 or Valkey, `noeviction`."""
+    """An existing server: Redis 7 or Valkey with `maxmemory-policy noeviction`."""
 
     host: str = ""
     port: int = Field(default=6379, ge=1, le=65535)
     database: int = Field(default=0, ge=0)
     existingSecret: str = ""
-    """Secret with the passwords."""
+    """Secret that holds the passwords."""
     users: Users = Users()
     tls: Tls = Tls()
 
 
 class ModelCache(Claim):
-    """Where models are fetched to. Without a claim every pod fetches its own."""
+    """Volume for downloaded models. Without it, every pod downloads its own copy."""
 
     enabled: bool = False
     accessModes: list[AccessMode] = Field(default=["ReadWriteMany"], min_length=1)
 
 
 class Data(Values):
-    """Mounted read-only at /data by the run's pods and part of PYTHONPATH: tasks, models, reward code."""
+    """Tasks, models and reward code, mounted read-only at /data in the run's pods and added to PYTHONPATH."""
 
     existingClaim: str = ""
     configMap: str = ""
 
 
 class HuggingFace(Values):
-    """Access to gated models."""
+    """Hugging Face token, for gated models."""
 
     token: SecretKey = SecretKey(key="token")
 
 
 class Otlp(Values):
-    """Traces."""
+    """Export of traces."""
 
     endpoint: str = ""
-    """For example http://otel-collector.monitoring:4317; empty: none."""
+    """For example http://otel-collector.monitoring:4317. If empty, traces are not exported."""
     protocol: Literal["grpc", "http/protobuf"] = "grpc"
     headers: SecretKey = SecretKey(key="headers")
-    """Secret with OTEL_EXPORTER_OTLP_HEADERS."""
+    """Secret that holds the value of OTEL_EXPORTER_OTLP_HEADERS."""
 
 
 class Monitor(Values):
-    """A monitor of the Prometheus operator."""
+    """A PodMonitor or ServiceMonitor of the Prometheus operator."""
 
     enabled: bool = False
     interval: str = "30s"
@@ -325,19 +326,19 @@ class Telemetry(Values):
 
 
 class NetworkPolicy(Values):
-    """Who may connect to the pods. Outgoing connections are not restricted."""
+    """Restricts incoming connections to the pods. Outgoing connections are not restricted."""
 
     enabled: bool = False
     metricsFrom: Peers = [{"namespaceSelector": {}}]
-    """Who may scrape metrics."""
+    """Peers that may scrape metrics."""
     redisFrom: Peers = []
-    """Who else may reach the bundled Redis, for example KEDA."""
+    """Additional peers that may connect to the bundled Redis, for example KEDA."""
     extraIngress: Ingress = []
-    """More rules for samplers, trainer and controller."""
+    """Additional rules for samplers, trainer and controller."""
 
 
 class Global(Values):
-    """For all components."""
+    """Settings for all components."""
 
     imageRegistry: str = ""
     imagePullSecrets: PullSecrets = []
@@ -349,11 +350,11 @@ class ChartValues(Values):
 
     nameOverride: str = ""
     fullnameOverride: str = Field(default="", max_length=40)
-    """At most 40 characters."""
+    """Maximum 40 characters."""
     runId: str = ""
-    """Name of the run in Redis; empty: namespace and release."""
+    """Name of the run in Redis. Defaults to NAMESPACE.RELEASE."""
     run: dict[str, Any] = {}
-    """The run's configuration, see docs/configuration.md, without what the chart sets itself."""
+    """The run's configuration (docs/configuration.md), without the keys that the chart sets itself."""
     sampler: Sampler = Sampler()
     trainer: Trainer = Trainer()
     controller: Controller = Controller()
@@ -398,4 +399,4 @@ OWNED = {
     "telemetry": {"metrics_port": "telemetry.metricsPort", "otlp_endpoint": "telemetry.otlp.endpoint"},
     "output": {"dir": "trainer.persistence"},
 }
-"""Keys of RunConfig that the chart sets itself, and what to use in their place."""
+"""Keys of RunConfig that the chart sets itself, and what to use instead."""

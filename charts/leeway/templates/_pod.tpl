@@ -24,7 +24,7 @@ metadata:
 spec:
   serviceAccountName: {{ include "leeway.serviceAccount" . }}
   automountServiceAccountToken: {{ eq .name "controller" }}
-  # Variables such as LEEWAY_TRAINER_PORT that Kubernetes would add are read as settings by nobody.
+  # Keeps Kubernetes from adding variables such as LEEWAY_TRAINER_PORT, which would be read as settings.
   enableServiceLinks: false
   {{- include "leeway.placement" . | nindent 2 }}
   initContainers:

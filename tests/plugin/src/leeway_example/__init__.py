@@ -1,1 +1,1 @@
-"""A correction, a resync policy, a task and a reward for Leeway."""
+"""A correction, a resync policy, a task, a reward, a weight transport and a metric for Leeway."""
