@@ -1,8 +1,8 @@
-"""`make docs`: write docs/configuration.md from RunConfig and check the links between the pages.
+"""`make docs`: write docs/configuration.md and docs/metrics.md, and check the links between the pages.
 
 The Helm chart's schema, which holds RunConfig as well, is written with it (charts/schema/build.py).
 
-With --check nothing is written; the exit status is 1 when the page is not what would be written.
+With --check nothing is written; the exit status is 1 when a page is not current.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from leeway.config import RunConfig
+from leeway.metrics.page import metrics_page
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "configuration.md"
@@ -88,19 +89,21 @@ def broken_links() -> list[str]:
 
 
 def main() -> int:
-    page = build_page()
+    pages = {PAGE: build_page(), ROOT / "docs" / "metrics.md": metrics_page()}
     broken = broken_links()
     for link in broken:
         print(f"broken link: {link}", file=sys.stderr)
     chart = [sys.executable, str(ROOT / "charts" / "schema" / "build.py"), *sys.argv[1:]]
     stale_chart = subprocess.run(chart, check=False).returncode
     if "--check" in sys.argv[1:]:
-        current = PAGE.exists() and PAGE.read_text(encoding="utf-8") == page
-        if not current:
-            print("docs/configuration.md is not current: run make docs", file=sys.stderr)
-        return int(bool(broken) or bool(stale_chart) or not current)
-    PAGE.write_text(page, encoding="utf-8")
-    print(f"docs/configuration.md written, {len(broken)} broken links")
+        stale = [path for path, text in pages.items() if not path.exists() or path.read_text("utf-8") != text]
+        for path in stale:
+            print(f"{path.relative_to(ROOT)} is not current: run make docs", file=sys.stderr)
+        return int(bool(broken) or bool(stale_chart) or bool(stale))
+    for path, text in pages.items():
+        path.write_text(text, encoding="utf-8")
+        print(f"{path.relative_to(ROOT)} written")
+    print(f"{len(broken)} broken links")
     return int(bool(broken) or bool(stale_chart))
 
 

@@ -16,7 +16,7 @@ from leeway.metrics.areas.discrepancy import (
     DISC_KL,
     DISC_KL_SAMPLER,
 )
-from leeway.metrics.areas.lag import LAG_ABS_MAX, LAG_BEYOND_20
+from leeway.metrics.areas.lag import LAG_ABS_MAX, LAG_AGE, LAG_BEYOND_20
 
 LOG_RATIO_LIMIT, LOG_RATIO_WARN = 20.0, 10.0
 """exp(20) is where ratios are clamped; exp(10) is no rounding of any engine any more."""
@@ -97,7 +97,7 @@ class Discrepancy:
         if value <= JUMP_FAIL:
             self._history.append(kl)
         if value > JUMP_WARN:
-            shown += f"; likely cause: {name_cause(number(metrics, 'lag/age'), report.version, by_sampler)}"
+            shown += f"; likely cause: {name_cause(number(metrics, LAG_AGE), report.version, by_sampler)}"
         elif mean > LARGE_MEAN:
             value = JUMP_WARN + 1e-6
             shown += (
