@@ -138,7 +138,7 @@ def find_run(client: redis.Redis) -> str:
 
 def probe_samplers(client: redis.Redis, keys: Keys, wait_s: float = PROBE_WAIT_S) -> list[str]:
     """Request a probe of every live sampler and wait for the results; returns notes about missing ones."""
-    request = int(cast(int, client.incr(keys.probe)))
+    request = int(client.incr(keys.probe))
     deadline = time.monotonic() + wait_s
     while True:
         raw = retrying(lambda: client.hgetall(keys.samplers), budget_s=BUDGET_S, what="reading samplers")

@@ -83,8 +83,8 @@ class Selection:
         value = abs(correlation_z(found[worst], dof)) if dof >= MIN_DOF else 0.0
         text = (
             f"{sum(kept):.0f} of {len(kept)} published responses were trained; correlation with {worst} "
-            f"{found[worst]:+.2f}; correlation of finish order with length {correlation(order, tokens):+.2f}, "
-            f"with reward {correlation(order, reward):+.2f}"
+            f"{found[worst]:+.2f}; correlation of finish order with length "
+            f"{correlation(order, tokens):+.2f}, with reward {correlation(order, reward):+.2f}"
         )
         return judge("deferral/selection", value, text, fail=Z_FAIL, warn=Z_WARN, step=trained.step)
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class ParentsFirst(SpanProcessor):
     """Holds an ended span until its parent has ended, then passes both on, the parent first.
 
-    The batch processor exports ended spans on a timer. The parent of an exported span may still be open, and a
-    process that is killed (SIGKILL, out of memory) never exports it.
+    The batch processor exports ended spans on a timer. The parent of an exported span may still be open then,
+    and a process that is killed (SIGKILL, out of memory) never exports it.
     """
 
     def __init__(self, then: SpanProcessor) -> None:
