@@ -46,7 +46,7 @@ def merge(records: Records, results: Iterable[CheckResult], at: float) -> list[C
     return news
 
 
-def take_in(records: Records, record: CheckRecord) -> None:
+def merge_record(records: Records, record: CheckRecord) -> None:
     """Merge a record into `records`: of both, the worse `worst` and the later `latest`."""
     name, known = record.worst.name, records.get(record.worst.name)
     if known is not None:
@@ -61,7 +61,7 @@ def load_records(client: redis.Redis, keys: Keys, *, budget_s: float) -> Records
     raw = retrying(lambda: client.hgetall(keys.checks), budget_s=budget_s, what="reading the checks")
     records: Records = {}
     for value in cast(Mapping[bytes, bytes], raw).values():
-        take_in(records, CheckRecord.model_validate_json(value))
+        merge_record(records, CheckRecord.model_validate_json(value))
     return records
 
 
@@ -93,7 +93,7 @@ def post(
     return news
 
 
-def post_refused(client: redis.Redis, keys: Keys, text: str, *, source: str, budget_s: float) -> None:
+def post_rejected(client: redis.Redis, keys: Keys, text: str, *, source: str, budget_s: float) -> None:
     """Fail `numerics/non_finite`, from a process that is about to exit because of it."""
     result = judge("numerics/non_finite", 1.0, f"rejected: {text}", fail=0.0)
     records = load_records(client, keys, budget_s=budget_s)
