@@ -1,4 +1,5 @@
-"""`make docs`: write docs/configuration.md and the table of methods in docs/corrections.md, and check links.
+"""`make docs`: write docs/configuration.md, docs/metrics.md and the table of methods in docs/corrections.md, and
+check links.
 
 Both come from the code: from RunConfig and the registry of corrections. The Helm chart's schema, which
 contains RunConfig, is written as well (charts/schema/build.py).
@@ -21,6 +22,7 @@ from pydantic_core import PydanticUndefined
 from leeway.config import RunConfig
 from leeway.config.choice import Choice, choice_of
 from leeway.corrections import METHODS
+from leeway.metrics.page import metrics_page
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "configuration.md"
@@ -128,7 +130,11 @@ def broken_links() -> list[str]:
 
 
 def main() -> int:
-    pages = {PAGE: build_page(), CORRECTIONS: corrections_page()}
+    pages = {
+        PAGE: build_page(),
+        CORRECTIONS: corrections_page(),
+        ROOT / "docs" / "metrics.md": metrics_page(),
+    }
     broken = broken_links()
     for link in broken:
         print(f"broken link: {link}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`leeway doctor`: all checks of a run, from its directory or from the Redis server of a live one."""
+"""`leeway doctor`: all checks of a run, from its output directory or from the Redis server of a live run."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from leeway_host.launch.record import read_rows
 PROBE_WAIT_S = 60.0
 BUDGET_S = 10.0
 QUIET_S = 60.0
-"""A live controller renews its results every second."""
+"""Maximum age of the newest result of a live run; a controller posts results every second."""
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "-": "dim"}
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the doctor found; `notes` say what could not be looked at."""
+    """The results of all checks; `notes` name what could not be checked."""
 
     run: str
     records: Records
@@ -44,7 +44,7 @@ class Diagnosis:
         return [r.worst for r in self.records.values() if r.worst.status == "fail"]
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """The diagnosis as JSON values, for --json."""
         return {
             "run": self.run,
             "status": "fail" if self.failed else self._mildest(),
@@ -58,9 +58,9 @@ class Diagnosis:
 
 
 def diagnose(target: str, name: str | None = None) -> Diagnosis:
-    """All checks of the run in a directory, or of a live run on a Redis server (redis://...).
+    """Check the run in a directory, or a live run on a Redis server (redis://...).
 
-    Raises UsageError when there is no such run.
+    Raises UsageError if there is no such run.
     """
     if target.startswith(("redis://", "rediss://")):
         return diagnose_live(target, name)
@@ -68,32 +68,32 @@ def diagnose(target: str, name: str | None = None) -> Diagnosis:
 
 
 def diagnose_directory(directory: Path) -> Diagnosis:
-    """What the controller found while the run went, and the step checks once more from metrics.jsonl."""
+    """The controller's results during the run, and the step checks repeated on metrics.jsonl."""
     rows = read_rows(directory / "metrics.jsonl") if directory.is_dir() else []
     records = read_records(directory / FILE_NAME) if directory.is_dir() else {}
     if not rows and not records:
         raise UsageError(
-            f"{directory} holds neither metrics.jsonl nor {FILE_NAME}: expected a run's output directory, or "
-            "redis://... of a live run"
+            f"{directory} contains neither metrics.jsonl nor {FILE_NAME}: expected a run's output directory, "
+            "or redis://... of a live run"
         )
     notes = []
     if not records:
         notes.append(
-            f"{FILE_NAME} is missing (checks.enabled was false, or the run ended at once): only what "
-            "metrics.jsonl shows is checked"
+            f"{FILE_NAME} is missing (checks.enabled was false, or the run ended immediately): only "
+            "metrics.jsonl is checked"
         )
     config_path = directory / "config.yaml"
     if config_path.exists():
         config = load_config(config_path, environ={})
         at = float(rows[-1].get("time", 0.0)) if rows else 0.0
         again = replay(config, [report_of(row) for row in rows])
-        # Without the rollouts there is nothing to compare a batch with; the controller had them.
+        # Only the controller could compare batches with their rollouts; its results take precedence.
         merge(records, [r for r in again if r.name not in records or r.status != "ok"], at)
     return Diagnosis(str(directory), _sorted(records), notes)
 
 
 def report_of(row: dict[str, Any]) -> ReportHeader:
-    """A row of metrics.jsonl as the report that it was written from."""
+    """The step report that a row of metrics.jsonl was written from."""
     metrics = {k: v for k, v in row.items() if isinstance(v, (int, float, str)) and "/" in k}
     metrics[TOKENS] = row.get(TOKENS, 0.0)
     return ReportHeader.model_validate(
@@ -108,7 +108,7 @@ def report_of(row: dict[str, Any]) -> ReportHeader:
 
 
 def diagnose_live(url: str, name: str | None) -> Diagnosis:
-    """The controller's results, after a probe of every sampler that was asked for now."""
+    """Request a probe of every sampler, then read the controller's results."""
     try:
         client = connect(url)
     except RedisUnavailable as exc:
@@ -126,20 +126,20 @@ def diagnose_live(url: str, name: str | None) -> Diagnosis:
 
 
 def find_run(client: redis.Redis) -> str:
-    """The only run on a server. Raises UsageError when there is none, or more than one."""
+    """The name of the only run on a server. Raises UsageError if there is none or more than one."""
     found = sorted(
         cast(bytes, key).decode().split("{", 1)[1].split("}:", 1)[0]
         for key in client.scan_iter(match="leeway:{*}:state", count=1000)
     )
     if len(found) != 1:
-        there = f"the runs {', '.join(found)}: choose one with --name" if found else "no run"
+        there = f"the runs {', '.join(found)}: select one with --name" if found else "no run"
         raise UsageError(f"this server has {there}")
     return found[0]
 
 
 def probe_samplers(client: redis.Redis, keys: Keys, wait_s: float = PROBE_WAIT_S) -> list[str]:
-    """Ask every live sampler for a probe and wait for the answers; notes about those that gave none."""
-    request = int(cast(int, client.incr(keys.probe)))
+    """Request a probe of every live sampler and wait for the results; returns notes about missing ones."""
+    request = int(client.incr(keys.probe))
     deadline = time.monotonic() + wait_s
     while True:
         statuses = read_statuses(client, keys, budget_s=BUDGET_S)
@@ -156,9 +156,11 @@ def probe_samplers(client: redis.Redis, keys: Keys, wait_s: float = PROBE_WAIT_S
 
 
 def check_controller(records: Records) -> CheckResult:
-    """`controller/alive`: whether somebody evaluates the checks of a live run at all."""
+    """`controller/alive`: whether a controller evaluates the checks of a live run."""
     age = now() - max((record.at for record in records.values()), default=0.0)
-    text = f"the newest result is {age:.0f} s old" if records else "the controller has posted no result yet"
+    text = (
+        f"the newest result is {age:.0f} s old" if records else "the controller has not posted a result yet"
+    )
     return judge("controller/alive", age, text, fail=QUIET_S)
 
 
@@ -168,7 +170,7 @@ def _sorted(records: Records) -> Records:
 
 
 def build_table(diagnosis: Diagnosis) -> Table:
-    """All checks, those that were not measured as well."""
+    """A table of all checks, including those that were not measured."""
     table = Table("check", "status", "value", "limit", "evidence", title=f"Leeway checks of {diagnosis.run}")
     for name in [*CATALOGUE, *(n for n in diagnosis.records if n not in CATALOGUE)]:
         record = diagnosis.records.get(name)

@@ -15,6 +15,9 @@ from e2e_support import StartRun
 from otlp_receiver import otlp_receiver
 from trace_checks import assert_broadcasts, assert_whole
 
+from leeway.metrics import find_metric
+from leeway_host.report.page import ROW_FIELDS
+
 SUMMARY_KEYS = {
     "status", "steps", "method", "model", "seed", "wall_s", "reward", "ess_token", "ess_sequence", "lag_var",
     "discrepancy_kl", "weight_age", "resyncs", "versions", "tokens_generated", "tokens_trained",
@@ -59,6 +62,8 @@ def test_a_whole_run(start_run: StartRun, ports: Iterator[int]) -> None:
         if row["lag/age"] == 0:
             assert row["lag/ess_tok"] > 0.98
         assert row["verdict/self"] == 0
+        unknown = {name for name in row if find_metric(name) is None} - ROW_FIELDS
+        assert not unknown, "declared in leeway.metrics.areas"
     for name in ("config.yaml", "model/config.json", "checkpoints/latest", "logs/sampler-0.log"):
         assert (run.out / name).exists(), name
     report = subprocess.run(

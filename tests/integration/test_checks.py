@@ -15,7 +15,7 @@ import redis
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from leeway.checks.board import FILE_NAME, dump_records, load_records, post_refused
+from leeway.checks.board import FILE_NAME, dump_records, load_records, post_rejected
 from leeway.config.load import dump_config
 from leeway.errors import UsageError
 from leeway.messages import Event, EventHeader, Probe, SamplerStatus, decode
@@ -105,10 +105,10 @@ def test_a_fault_is_one_event_and_stays(client: redis.Redis, keys: Keys, fault: 
     assert len([e for e in again.events() if e.data.get("name") == name]) == 1
 
 
-def test_what_the_trainer_refused_is_not_overwritten(client: redis.Redis, keys: Keys) -> None:
+def test_what_the_trainer_rejected_is_not_overwritten(client: redis.Redis, keys: Keys) -> None:
     stage = Stage(client, keys, ToyRun(1, toy_config()))
     stage.play(1)
-    post_refused(client, keys, "step 3: loss is nan", source="trainer", budget_s=5)
+    post_rejected(client, keys, "step 3: loss is nan", source="trainer", budget_s=5)
     stage.play(1)
     assert stage.bad() == {"numerics/non_finite": "fail"}
 

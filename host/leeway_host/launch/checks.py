@@ -7,7 +7,7 @@ from pathlib import Path
 
 import redis
 
-from leeway.checks.board import FILE_NAME, Records, dump_records, load_records, read_records, take_in
+from leeway.checks.board import FILE_NAME, Records, dump_records, load_records, merge_record, read_records
 from leeway.checks.result import Status
 from leeway.errors import LeewayError
 from leeway.metrics import Metric
@@ -41,7 +41,7 @@ class CheckFile:
         now = load_records(self.client, self.keys, budget_s=budget_s)
         records = dict(self._earlier)
         for record in now.values():
-            take_in(records, record)
+            merge_record(records, record)
         if records != self._records:
             self._records = records
             write_atomic(self.path, dump_records(records))

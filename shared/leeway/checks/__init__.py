@@ -1,6 +1,6 @@
-"""Infrastructure checks: what would make data off-policy behind the algorithm's back, measured as a run goes.
+"""Infrastructure checks: they detect data that is off-policy without any formula noticing, during the run.
 
-Pure functions of facts (`facts.py`), one module a check; `Monitor` runs them, `board` keeps their results.
+Pure functions of facts (`facts.py`), one module per check. `Monitor` runs them, `board` stores their results.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Board: the latest and the worst result of every measure, in Redis and in a run's directory.
 
-A fail stays: what was trained on bad data is not mended by good data that follows.
+A fail is permanent: good data does not repair what was trained on bad data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FILE_NAME = "checks.json"
 
 
 class CheckRecord(BaseModel):
-    """One measure of a run."""
+    """Results of one measure of a run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     latest: CheckResult
@@ -35,7 +35,7 @@ _ADAPTER = TypeAdapter(Records)
 
 
 def merge(records: Records, results: Iterable[CheckResult], at: float) -> list[CheckResult]:
-    """Put results into `records`; returns those that are worse than anything before them."""
+    """Merge results into `records`; returns those worse than all earlier results of their measure."""
     news = []
     for result in results:
         known = records.get(result.name)
@@ -46,8 +46,8 @@ def merge(records: Records, results: Iterable[CheckResult], at: float) -> list[C
     return news
 
 
-def take_in(records: Records, record: CheckRecord) -> None:
-    """Put a record into `records`: the worse worst and the later latest of the two."""
+def merge_record(records: Records, record: CheckRecord) -> None:
+    """Merge a record into `records`: of both, the worse `worst` and the later `latest`."""
     name, known = record.worst.name, records.get(record.worst.name)
     if known is not None:
         worst = record.worst if worse(record.worst, known.worst) else known.worst
@@ -57,11 +57,11 @@ def take_in(records: Records, record: CheckRecord) -> None:
 
 
 def load_records(client: redis.Redis, keys: Keys, *, budget_s: float) -> Records:
-    """The hash `checks` of a run; each writer has fields of its own, `source:name`."""
+    """Read the hash `checks` of a run; each writer uses its own fields, `source:name`."""
     raw = retrying(lambda: client.hgetall(keys.checks), budget_s=budget_s, what="reading the checks")
     records: Records = {}
     for value in cast(Mapping[bytes, bytes], raw).values():
-        take_in(records, CheckRecord.model_validate_json(value))
+        merge_record(records, CheckRecord.model_validate_json(value))
     return records
 
 
@@ -74,7 +74,7 @@ def post(
     source: str,
     budget_s: float,
 ) -> list[CheckResult]:
-    """Merge results into `records` and the hash `checks`; one event for each that got worse."""
+    """Merge results into `records` and the hash `checks`, and publish an event for each that got worse."""
     results = list(results)
     if not results:
         return []
@@ -95,20 +95,20 @@ def post(
     return news
 
 
-def post_refused(client: redis.Redis, keys: Keys, text: str, *, source: str, budget_s: float) -> None:
-    """`numerics/non_finite` fails, from a process that is about to end because of it."""
-    result = judge("numerics/non_finite", 1.0, f"refused: {text}", fail=0.0)
+def post_rejected(client: redis.Redis, keys: Keys, text: str, *, source: str, budget_s: float) -> None:
+    """Fail `numerics/non_finite`, from a process that is about to exit because of it."""
+    result = judge("numerics/non_finite", 1.0, f"rejected: {text}", fail=0.0)
     records = load_records(client, keys, budget_s=budget_s)
     post(client, keys, records, [result], source=source, budget_s=budget_s)
 
 
 def dump_records(records: Records) -> str:
-    """Text of a checks.json."""
+    """The text of checks.json."""
     return _ADAPTER.dump_json(records, indent=1).decode() + "\n"
 
 
 def read_records(path: Path) -> Records:
-    """Records of a checks.json; empty when there is none. Raises UsageError for another file."""
+    """Read a checks.json; empty if it does not exist. Raises UsageError if it cannot be read."""
     try:
         return _ADAPTER.validate_json(path.read_bytes())
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""`collapse`: signs that the policy has left the region where its rewards came from.
+"""`collapse`: signs that the policy has left the region where it earned its rewards.
 
-KL on the sampler's prefixes averages over places where the old policy goes, and misses a bad region that only
-the new one visits; so the first fresh batch after a resync is scored under the old weights as well.
+KL on the sampler's prefixes averages over states that the old policy visits and misses a bad region that only
+the new one visits. The first fresh batch after a resync is therefore scored under the old weights as well.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from leeway.metrics.areas.reward import REWARD_MEAN, REWARD_STD
 
 SELF_TIMES_FAIL, SELF_TIMES_WARN = 10.0, 4.0
 """Self-prefix KL over sampler-prefix KL; both are s^2/2 for a small step, so the ratio is about 1."""
-SELF_LEAST = 0.01
-"""Nats a token; below this nothing has collapsed, whatever the ratio."""
+SELF_MIN = 0.01
+"""Nats per token; below this nothing has collapsed, whatever the ratio."""
 PATIENCE = 10
-"""Steps in a row (the rule of the score-centring authors)."""
+"""Consecutive steps (the rule of the score-centring authors)."""
 HALF = 0.5
 PEAK_Z = 4.0
-"""Standard errors by which the rewards must have fallen, or a small batch's luck is called a peak."""
+"""Standard errors by which rewards must have fallen, so that a lucky small batch is not taken for a peak."""
 REPEATED_FAIL, REPEATED_TIMES = 0.5, 3.0
 LONG_FAIL, LONG_START = 0.95, 0.5
 SHORT_TIMES = 0.1
 ENTROPY_TIMES = 3.0
 START = 5
-"""First steps that later ones are compared with."""
+"""Number of first steps that later steps are compared with."""
 
 
 def check_self_prefix(report: ReportHeader) -> CheckResult | None:
-    """`collapse/self_prefix_kl`, on the first fresh batch after a resync that the trainer measured."""
+    """`collapse/self_prefix_kl`, for the first fresh batch after a resync that the trainer measured."""
     metrics = report.metrics
     if KL_SELF_PREFIX not in metrics:
         return None
     own, error = number(metrics, KL_SELF_PREFIX), number(metrics, KL_SELF_PREFIX_SE)
     theirs = number(metrics, KL_SAMPLER_PREFIX)
-    # The lower end of the estimate must be large, so that a few tokens alone raise no alarm.
-    clear = own - 2 * error > SELF_LEAST
+    # The lower end of the estimate must be large, so that a few tokens alone do not raise an alarm.
+    clear = own - 2 * error > SELF_MIN
     value = own / max(theirs, 1e-4) if clear else min(own / max(theirs, 1e-4), SELF_TIMES_WARN)
     text = (
-        f"KL(new || old) {own:.3g} ± {error:.2g} nats a token on the new policy's own prefixes, "
+        f"KL(new || old) {own:.3g} ± {error:.2g} nats per token on the new policy's own prefixes, "
         f"{theirs:.3g} on the sampler's"
     )
     return judge(
@@ -64,7 +64,7 @@ def check_self_prefix(report: ReportHeader) -> CheckResult | None:
 
 
 class RewardCollapse:
-    """Reward below half of its running peak for PATIENCE steps; peaks are means over as many steps."""
+    """Reward below half of its running peak for PATIENCE steps; a peak is a mean over as many steps."""
 
     def __init__(self) -> None:
         self._window: deque[tuple[float, float]] = deque(maxlen=PATIENCE)
@@ -85,14 +85,14 @@ class RewardCollapse:
         spread = math.sqrt(variance + self._peak_var)
         clear = self._peak - now > PEAK_Z * spread
         share = now / self._peak if self._peak > 0 else 1.0
-        text = f"mean reward of {PATIENCE} steps {now:.3f}, at its peak {self._peak:.3f}"
-        # Reported as the share that is lost, so that more is worse.
+        text = f"mean reward of {PATIENCE} steps {now:.3f}, peak {self._peak:.3f}"
+        # Reported as the share lost, so that larger is worse.
         value = 1 - share if below and clear else min(1 - share, HALF)
         return judge("collapse/reward", max(0.0, value), text, fail=HALF, step=report.step)
 
 
 class Drifts:
-    """Repetition, length and entropy against the first steps, each for PATIENCE steps in a row."""
+    """Repetition, length and entropy against the first steps, each for PATIENCE consecutive steps."""
 
     def __init__(self) -> None:
         self._start: dict[str, list[float]] = {}
@@ -106,7 +106,10 @@ class Drifts:
         if isinstance(repeated, (int, float)):
             start = self._first("repetition", repeated)
             bad = repeated > REPEATED_FAIL and repeated > REPEATED_TIMES * start
-            text = f"{repeated:.0%} of 4-grams repeat an earlier one of their response, {start:.0%} at first"
+            text = (
+                f"{repeated:.0%} of 4-grams repeat an earlier one of their response, {start:.0%} in the "
+                "first steps"
+            )
             results.append(self._judge("repetition", bad, repeated, REPEATED_FAIL, text, report, "fail"))
         length = number(metrics, RESPONSE_LENGTH_MEAN)
         cut = number(metrics, RESPONSE_TRUNCATED_FRACTION)
@@ -114,15 +117,15 @@ class Drifts:
         long = cut > LONG_FAIL and start_cut < LONG_START
         short = length < max(1.5, SHORT_TIMES * start) and start > 4
         text = (
-            f"mean length {length:.1f} of at most {max_new_tokens} tokens ({start:.1f} at first), "
-            f"{cut:.0%} cut off ({start_cut:.0%} at first)"
+            f"mean length {length:.1f} of at most {max_new_tokens} tokens ({start:.1f} in the first steps), "
+            f"{cut:.0%} truncated ({start_cut:.0%} in the first steps)"
         )
         results.append(self._judge("length", long or short, length, None, text, report, "warn"))
         if RESPONSE_ENTROPY in metrics:
             entropy = number(metrics, RESPONSE_ENTROPY)
             start = self._first("entropy", entropy)
             bad = entropy > 1.0 and entropy > ENTROPY_TIMES * start
-            text = f"mean -log mu of drawn tokens {entropy:.3f} nats, {start:.3f} at first"
+            text = f"mean -log mu of drawn tokens {entropy:.3f} nats, {start:.3f} in the first steps"
             results.append(self._judge("entropy", bad, entropy, None, text, report, "warn"))
         return results
 

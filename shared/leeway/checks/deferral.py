@@ -1,9 +1,9 @@
-"""`deferral`: no response is put off because it is long, slow or bad.
+"""`deferral`: no response is trained later because it is long, slow or bad.
 
-A batch is what was planned. Taking whatever finished first leaves long responses to later batches, where they
-are older: `outstanding` counts tickets that were passed over, `lengths` compares what was dispatched with
-what was trained, `selection` asks whether being trained depended on length, reward or finish order, and
-`age` whether old rollouts are longer or better than new ones.
+A batch contains exactly the planned responses. Taking whatever finishes first would leave long responses to
+later batches, where they are older. `outstanding` counts tickets without an answer when their batch is
+trained, `lengths` compares the lengths of published and trained responses, `selection` tests whether being
+trained depends on length, reward or finish order, and `age` whether older rollouts are longer or better.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from leeway.checks.stats import correlation, correlation_z
 from leeway.config import BatchConfig
 
 LENGTH_LIMIT = 0.01
-"""Share of responses in other length classes; a clean run has exactly 0."""
+"""Share of responses in different length classes; exactly 0 in a clean run."""
 Z_FAIL, Z_WARN = 6.0, 5.0
-"""Two-sided 2e-9 and 6e-7 for a correlation that is not there."""
-LEAST_DOF = 12
+"""Two-sided 2e-9 and 6e-7 when there is no correlation."""
+MIN_DOF = 12
 WINDOW = 128
 
 
 def check_outstanding(
     trained: Trained, ledger: Ledger, epoch: int, config: BatchConfig
 ) -> CheckResult | None:
-    """`deferral/outstanding`: requested responses that were neither trained nor published yet."""
+    """`deferral/outstanding`: requested responses that are neither trained nor published yet."""
     published = ledger.batch(epoch, trained.version, trained.step)
     late = [slot for slot in trained.missing if slot not in published]
     text = f"batch {trained.step} was trained with all of its {config.size} tickets answered"
@@ -37,16 +37,16 @@ def check_outstanding(
             f"outstanding: {named} (group/index)"
         )
     if trained.foreign:
-        text += f"; {trained.foreign} responses of other batches took their place"
+        text += f"; {trained.foreign} responses of other batches were trained instead"
     value = float(len(late) + trained.foreign)
     return judge("deferral/outstanding", value, text, fail=0.0, step=trained.step, version=trained.version)
 
 
 def check_lengths(trained: Trained, ledger: Ledger, epoch: int, config: BatchConfig) -> CheckResult | None:
-    """`deferral/lengths`: length classes of what was dispatched for a batch against what was trained."""
+    """`deferral/lengths`: length classes of the responses published for a batch against those trained."""
     published = ledger.batch(epoch, trained.version, trained.step)
     if len(published) < config.size and not trained.missing_count:
-        return None  # this witness came too late for some of them
+        return None  # some were deleted before this reader saw them
     dispatched = length_histogram(p.tokens for p in published.values())
     size = max(len(dispatched), len(trained.lengths))
     a, b = (list(h) + [0] * (size - len(h)) for h in (dispatched, trained.lengths))
@@ -58,7 +58,7 @@ def check_lengths(trained: Trained, ledger: Ledger, epoch: int, config: BatchCon
 
 
 class Selection:
-    """Whether a published response's length, reward or place in the order decided if it was trained."""
+    """Tests whether being trained depends on a response's length, reward or finish order."""
 
     def __init__(self) -> None:
         self._rows: deque[tuple[float, float, float, float]] = deque(maxlen=WINDOW * 64)
@@ -80,19 +80,19 @@ class Selection:
         }
         worst = max(found, key=lambda name: abs(found[name]))
         dof = len(kept) - 3
-        value = abs(correlation_z(found[worst], dof)) if dof >= LEAST_DOF else 0.0
+        value = abs(correlation_z(found[worst], dof)) if dof >= MIN_DOF else 0.0
         text = (
-            f"{sum(kept):.0f} of {len(kept)} published responses were trained, correlation with {worst} "
-            f"{found[worst]:+.2f}; finish order goes with length {correlation(order, tokens):+.2f}, with "
-            f"reward {correlation(order, reward):+.2f}"
+            f"{sum(kept):.0f} of {len(kept)} published responses were trained; correlation with {worst} "
+            f"{found[worst]:+.2f}; correlation of finish order with length "
+            f"{correlation(order, tokens):+.2f}, with reward {correlation(order, reward):+.2f}"
         )
         return judge("deferral/selection", value, text, fail=Z_FAIL, warn=Z_WARN, step=trained.step)
 
 
 class AgeCorrelation:
-    """Whether batches that are trained late under a version hold longer or better responses.
+    """Tests whether batches trained late under a version have longer or better responses.
 
-    Under one version every batch is drawn from the same policy, so within a version there is no reason.
+    All batches of a version are drawn from the same policy, so there is no such correlation in a clean run.
     """
 
     def __init__(self) -> None:
@@ -103,20 +103,20 @@ class AgeCorrelation:
         self._rows.append((trained.version, trained.age, trained.length_mean, trained.reward_mean))
         versions = sorted({row[0] for row in self._rows})
         dof = len(self._rows) - len(versions) - 3
-        if dof < LEAST_DOF:
+        if dof < MIN_DOF:
             return None
         ages, lengths, rewards = (self._within(versions, column) for column in (1, 2, 3))
         found = {"length": correlation(ages, lengths), "reward": correlation(ages, rewards)}
         worst = max(found, key=lambda name: abs(found[name]))
         value = abs(correlation_z(found[worst], dof))
         text = (
-            f"over {len(ages)} batches, within their versions: age goes with length {found['length']:+.2f}, "
-            f"with reward {found['reward']:+.2f}"
+            f"over {len(ages)} batches, within their versions: correlation of age with length "
+            f"{found['length']:+.2f}, with reward {found['reward']:+.2f}"
         )
         return judge("deferral/age", value, text, fail=Z_FAIL, warn=Z_WARN, step=trained.step)
 
     def _within(self, versions: list[int], column: int) -> list[float]:
-        # Differences to the mean of the version.
+        # Deviations from the mean of the version.
         result: list[float] = []
         for version in versions:
             values = [row[column] for row in self._rows if row[0] == version]

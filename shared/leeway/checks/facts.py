@@ -1,7 +1,7 @@
-"""What the checks look at: rollouts as they were published, and batches as they were trained.
+"""The facts that checks compare: rollouts as published, and batches as trained.
 
-The trainer describes what its step really worked on (`trained_facts`) and sends that with its report; the
-controller sees the same rollouts on their way (`Published`) and compares.
+The trainer describes the arrays of its step (`trained_facts`) and sends the description with its report. The
+controller reads the same rollouts from the stream (`Published`) and compares.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from leeway.metrics.areas.response import RESPONSE_ENTROPY, RESPONSE_LENGTH_MEAN
 from leeway.metrics.areas.reward import REWARD_MEAN
 
 Metrics = Mapping[str, float | int | str | None]
-NAMED = 200
-"""Most slots that a report names."""
+MAX_NAMED_SLOTS = 200
+"""Maximum number of slots that a report names."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """A rollout as it stands in the stream."""
+    """A rollout as published in the stream."""
 
     slot: Slot
     epoch: int
     version: int
     order: int
-    """Place in the order of publication."""
+    """Position in the order of publication."""
     tokens: int
     reward: float
     sampler: str
@@ -57,7 +57,7 @@ class Published:
 
     @classmethod
     def of(cls, rollout: Rollout, order: int) -> Published:
-        """The facts of one entry."""
+        """The facts of one stream entry."""
         header = rollout.header
         return cls(
             slot=header.slot,
@@ -72,12 +72,12 @@ class Published:
 
 
 def requested_slots(batch: int, config: BatchConfig) -> list[Slot]:
-    """Every slot of a batch, in slot order."""
+    """All slots of a batch, in slot order."""
     return [Slot(batch, g, i) for g in range(config.prompts) for i in range(config.group_size)]
 
 
 def combined_digest(parts: Iterable[tuple[Slot, str]]) -> str:
-    """One digest (16 hex digits) over the slots of a batch and the digests of what was drawn for them."""
+    """Digest (16 hex digits) over the slots of a batch and the digests of their responses."""
     state = xxhash.xxh3_64()
     for slot, digest in parts:
         state.update(f"{slot.batch}.{slot.group}.{slot.index}:{digest};".encode())
@@ -85,7 +85,7 @@ def combined_digest(parts: Iterable[tuple[Slot, str]]) -> str:
 
 
 def length_histogram(lengths: Iterable[int]) -> list[int]:
-    """Counts of responses of 1, 2, 3-4, 5-8, ... tokens."""
+    """Number of responses of 1, 2, 3-4, 5-8, ... tokens."""
     counts = Counter(max(0, int(length) - 1).bit_length() for length in lengths)
     return [counts.get(i, 0) for i in range(max(counts, default=0) + 1)]
 
@@ -93,7 +93,7 @@ def length_histogram(lengths: Iterable[int]) -> list[int]:
 def trained_facts(
     rollouts: Sequence[Rollout], config: BatchConfig, step: int
 ) -> dict[str, float | int | str]:
-    """Metrics `data/*` and `response/*` that say what the step was trained on, from the arrays themselves."""
+    """Metrics `data/*` and `response/*` of the trained batch, computed from the arrays themselves."""
     slots = [rollout.header.slot for rollout in rollouts]
     missing = sorted(set(requested_slots(step, config)) - set(slots))
     digests = [draw_digest(rollout.response_ids, rollout.logp) for rollout in rollouts]
@@ -119,7 +119,7 @@ def trained_facts(
     if repeated:
         facts[RESPONSE_REPETITION] = sum(repeated) / len(repeated)
     if missing:
-        facts[DATA_MISSING_SLOTS] = " ".join(f"{s.group}/{s.index}" for s in missing[:NAMED])
+        facts[DATA_MISSING_SLOTS] = " ".join(f"{s.group}/{s.index}" for s in missing[:MAX_NAMED_SLOTS])
     if altered:
         facts[DATA_ALTERED_EXAMPLE] = altered[0]
     return facts
@@ -127,7 +127,7 @@ def trained_facts(
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained batch, from a step report that carries `trained_facts`."""
+    """A trained batch, from a step report that contains `trained_facts`."""
 
     step: int
     version: int
@@ -150,7 +150,7 @@ class Trained:
 
     @classmethod
     def of(cls, report: ReportHeader) -> Trained | None:
-        """The facts of a report; None when it does not carry them."""
+        """The facts of a report; None if it does not contain them."""
         metrics = report.metrics
         if DATA_DIGEST not in metrics:
             return None
@@ -179,13 +179,13 @@ class Trained:
 
 
 def number(metrics: Metrics, name: str, missing: float = 0.0) -> float:
-    """A metric as a number; `missing` when it is not there or not a number."""
+    """A metric as a number; `missing` if it is absent or not a number."""
     value = metrics.get(name)
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else missing
 
 
 class Ledger:
-    """Rollouts of the batches that are not trained yet, first durable one per slot and version."""
+    """Rollouts of batches that are not trained yet: the first one published per slot and version."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[int, int, Slot], Published] = {}
@@ -193,7 +193,7 @@ class Ledger:
         self._order = 0
 
     def add(self, rollout: Rollout) -> Published:
-        """Take in a rollout in the order of the stream."""
+        """Add a rollout, in the order of the stream."""
         published = Published.of(rollout, self._order)
         self._order += 1
         key = (published.epoch, published.version, published.slot)
@@ -203,7 +203,7 @@ class Ledger:
         return published
 
     def batch(self, epoch: int, version: int, batch: int) -> dict[Slot, Published]:
-        """What was published for a batch under a version."""
+        """The rollouts published for a batch under a version."""
         return {
             slot: published
             for (e, v, slot), published in self._first.items()
@@ -211,11 +211,11 @@ class Ledger:
         }
 
     def conflicting(self, epoch: int, version: int, batch: int) -> bool:
-        """Whether a slot of the batch got two different answers (a ticket that was claimed twice)."""
+        """Whether a slot of the batch has two different responses (a ticket that was claimed twice)."""
         return any((e, v, s.batch) == (epoch, version, batch) for e, v, s in self._conflicts)
 
     def forget(self, epoch: int, below: int) -> None:
-        """Drop batches below `below`, and other run epochs."""
+        """Drop batches below `below` and all earlier run epochs."""
         kept = {key for key in self._first if key[0] >= epoch and key[2].batch >= below}
         self._first = {key: value for key, value in self._first.items() if key in kept}
         self._conflicts &= kept

@@ -1,11 +1,11 @@
-"""Monitor: facts in, check results out; no input or output of its own.
+"""Monitor: turns facts into check results, without I/O.
 
     rollout as published -> sampling_distribution, retokenisation/drift; ledger of the batch
     step report          -> everything that compares a trained batch with its plan, its history, its versions
     sampler statuses     -> engine settings, probes, attestations
 
-A report must be given after all rollouts of its batch: they stand in Redis before the trainer can have read
-them, so whoever reads both streams to their end in the order reports, rollouts is safe.
+A report must be passed after all rollouts of its batch. Rollouts are in Redis before the trainer can read
+them, so it is enough to read the stream of reports to its end first, and then the stream of rollouts.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from leeway.messages import ReportHeader, Rollout, SamplerStatus
 
 
 def is_sampled(ticket_id: str, fraction: float) -> bool:
-    """Whether a rollout is looked into: a pure function of its ticket, so of nothing that was drawn."""
+    """Whether a rollout is inspected; depends on its ticket alone and not on what was drawn."""
     digest = hashlib.blake2b(ticket_id.encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") < fraction * 2**32
 
 
 class Monitor:
-    """All checks of one run. `round_trip` decodes and encodes token ids; None: no drift is measured."""
+    """All checks of one run. `round_trip` decodes and re-encodes token ids; None: drift is not measured."""
 
     def __init__(self, config: RunConfig, round_trip: retokenisation.RoundTrip | None = None) -> None:
         self.config = config
@@ -47,7 +47,7 @@ class Monitor:
         self._epoch = -1
 
     def on_rollout(self, rollout: Rollout) -> None:
-        """An entry of the stream `rollouts`, in the order of the stream."""
+        """Add an entry of the stream `rollouts`, in the order of the stream."""
         self.ledger.add(rollout)
         if is_sampled(rollout.header.ticket_id, self.config.checks.sample_fraction):
             self._support.add(rollout)
@@ -55,18 +55,18 @@ class Monitor:
             if self._drift:
                 self._drift.add(rollout)
 
-    def on_refused(self, text: str) -> None:
-        """Something that was refused for being no number: a rollout, a weight, a loss."""
-        self.non_finite.add_refused(text)
+    def on_rejected(self, text: str) -> None:
+        """Record that a rollout, a weight or a loss was rejected because it is not finite."""
+        self.non_finite.add_rejected(text)
 
     def on_manifest(self, epoch: int, number: int, digest: str) -> None:
-        """A weight version was published."""
+        """Record that a weight version was published."""
         if epoch != self._epoch:
             self._epoch, self._digests = epoch, {}
         self._digests[number] = digest
 
     def on_statuses(self, statuses: Sequence[SamplerStatus]) -> list[CheckResult]:
-        """What live samplers say; also the measures of rollouts so far."""
+        """Evaluate the statuses of live samplers and the rollouts so far."""
         for status in statuses:
             self.non_finite.add_sampler(status.sampler, status.bad_logprobs, status.error)
         return _some(
@@ -80,7 +80,7 @@ class Monitor:
         )
 
     def on_step(self, report: ReportHeader) -> list[CheckResult]:
-        """A step report, after the rollouts of its batch."""
+        """Evaluate a step report, after the rollouts of its batch."""
         config = self.config
         results = _some(
             self._ratio.add(report),
@@ -118,6 +118,6 @@ def _some(*results: CheckResult | None) -> list[CheckResult]:
 
 
 def replay(config: RunConfig, reports: Iterable[ReportHeader]) -> list[CheckResult]:
-    """Results of the step reports alone, for a run whose streams are gone."""
+    """Results from step reports alone, for a run whose streams no longer exist."""
     monitor = Monitor(config)
     return [result for report in reports for result in monitor.on_step(report)]

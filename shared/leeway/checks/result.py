@@ -1,4 +1,4 @@
-"""What a check says: one number against one threshold, with the evidence."""
+"""The result of a check: one number against one threshold, with the evidence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ORDER: dict[Status, int] = {"ok": 0, "warn": 1, "fail": 2}
 
 
 class CheckResult(BaseModel):
-    """`name` is `check/measure`. `value` beyond `threshold` is a fail; `evidence` is for a person."""
+    """`name` is `check/measure`. A `value` beyond `threshold` fails; `evidence` is text for a person."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
     name: str
@@ -20,13 +20,13 @@ class CheckResult(BaseModel):
     threshold: float | None = None
     evidence: str
     step: int | None = None
-    """The optimiser step that it was measured at, if it belongs to one."""
+    """The optimiser step it was measured at, if any."""
     version: int | None = None
-    """The weight version that it was measured under, if it belongs to one."""
+    """The weight version it was measured under, if any."""
 
     @property
     def check(self) -> str:
-        """The check that this is a measure of, such as `numerics`."""
+        """The check this measure belongs to, such as `numerics`."""
         return self.name.split("/")[0]
 
 
@@ -40,7 +40,7 @@ def judge(
     step: int | None = None,
     version: int | None = None,
 ) -> CheckResult:
-    """The result of a measure where large is bad: fail above `fail`, warn above `warn` (None: never)."""
+    """Judge a measure where larger is worse: fail above `fail`, warn above `warn` (None: never)."""
     status: Status = "ok"
     if fail is not None and not value <= fail:  # NaN fails
         status = "fail"

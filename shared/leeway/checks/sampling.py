@@ -1,8 +1,8 @@
-"""`sampling_distribution`: what the sampler reports is what it drew from.
+"""`sampling_distribution`: the sampler reports the distribution that it draws from.
 
-Each measure catches another lie: `support` a distribution that does not sum to 1, `calibration` and `probe`
-log-probabilities that are not those of the draw (raw log-probs at a temperature), `ratio_mean` mass that the
-trainer has and the sampler has not (top-p without its support, a banned token), `engine` a setting.
+Each measure detects a different fault. `support`: a distribution that does not sum to 1. `calibration` and
+`probe`: log-probabilities that are not those of the draw (raw log-probs at a temperature). `ratio_mean`: mass
+that the trainer has but the sampler lacks (top-p without its support, a banned token). `engine`: a setting.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from leeway.metrics.areas.discrepancy import DISC_RATIO_MEAN, DISC_RATIO_STD
 from leeway.metrics.areas.tokens import TOKENS
 
 SUM_TOLERANCE = 1e-3
-"""Rounding of float32 log-probabilities over a few thousand tokens stays below."""
+"""Above the rounding of float32 log-probabilities over a few thousand tokens."""
 Z_FAIL, Z_WARN = 6.0, 5.0
-"""Two-sided 2e-9 and 6e-7 a look: with a look per step, one false warning in a million steps."""
-LEAST_EFFECT = 3e-3
-"""A deviation that is significant but smaller than this moves no gradient that noise does not hide."""
-LEAST_TOKENS = 200
+"""Two-sided 2e-9 and 6e-7 per evaluation: with one per step, one false warning in a million steps."""
+MIN_EFFECT = 3e-3
+"""A smaller deviation, even if significant, changes gradients by less than their noise."""
+MIN_TOKENS = 200
 WINDOW = 64
-"""Batches (ratio_mean) or rollouts times 16 (calibration) that a deviation is looked for in."""
+"""Number of batches (ratio_mean), or of rollouts divided by 16 (calibration), that are evaluated together."""
 WANTED_MODE = "processed_logprobs"
 
 
 class Support:
-    """Whether the reported heads are distributions: sums, and the drawn token among them."""
+    """Tests whether reported heads are distributions: their sums, and that they contain the drawn token."""
 
     def __init__(self, sampling: SamplingConfig) -> None:
         self.sampling = sampling
@@ -41,7 +41,7 @@ class Support:
         self.worst, self.example = 0.0, ""
 
     def add(self, rollout: Rollout) -> None:
-        """Take in one rollout."""
+        """Add one rollout."""
         if self.sampling.head_tokens == 0:
             return
         sizes = np.diff(rollout.head_offsets)
@@ -75,16 +75,16 @@ class Support:
 
 
 class Calibration:
-    """How often the first token of the head was drawn, against how often the reports say it should be.
+    """How often the first token of the head was drawn, against its reported probability.
 
-    Samplers put the most likely one first; any choice made before the draw would do.
+    Samplers put the most likely token first; any choice that is made before the draw would be valid.
     """
 
     def __init__(self) -> None:
         self._z = RunningZ(WINDOW * 16)
 
     def add(self, rollout: Rollout) -> None:
-        """Take in one rollout."""
+        """Add one rollout."""
         first = rollout.head_offsets[:-1]
         if (np.diff(rollout.head_offsets) < 1).any():
             return
@@ -94,7 +94,7 @@ class Calibration:
 
     def result(self) -> CheckResult | None:
         """`sampling_distribution/calibration`."""
-        if self._z.count < LEAST_TOKENS:
+        if self._z.count < MIN_TOKENS:
             return None
         return _judge_z(
             "sampling_distribution/calibration",
@@ -104,7 +104,7 @@ class Calibration:
 
 
 class RatioMean:
-    """E_mu[pi_s / mu] over drawn tokens: 1, whatever the temperature, top-p, top-k, min-p and the lag."""
+    """E_mu[pi_s / mu] over drawn tokens: 1 for any temperature, top-p, top-k, min-p and lag."""
 
     def __init__(self) -> None:
         self._z = RunningZ(WINDOW)
@@ -117,21 +117,21 @@ class RatioMean:
         count = int(number(metrics, TOKENS))
         off, spread = number(metrics, DISC_RATIO_MEAN) - 1.0, number(metrics, DISC_RATIO_STD)
         self._z.add(count * off, count * (spread**2 + off**2), count)
-        if self._z.count < LEAST_TOKENS:
+        if self._z.count < MIN_TOKENS:
             return None
         text = f"mean of pi_s/mu over {self._z.count} drawn tokens is {1 + self._z.mean:.4f}"
         return _judge_z("sampling_distribution/ratio_mean", self._z, text, step=report.step)
 
 
 def _judge_z(name: str, z: RunningZ, text: str, step: int | None = None) -> CheckResult:
-    # Both must hold: significant, and large enough to matter.
-    value = abs(z.z) if abs(z.mean) > LEAST_EFFECT else min(abs(z.z), Z_WARN)
+    # A deviation must be both significant and large enough to matter.
+    value = abs(z.z) if abs(z.mean) > MIN_EFFECT else min(abs(z.z), Z_WARN)
     evidence = f"{text} (z = {z.z:+.1f} over {z.count} tokens)"
     return judge(name, value, evidence, fail=Z_FAIL, warn=Z_WARN, step=step)
 
 
 class Probes:
-    """Draws from a fixed prefix against the reported mu, by chi-square; probes of a sampler add up."""
+    """Chi-square of draws from a fixed prefix against the reported mu; a sampler's probes are summed."""
 
     def __init__(self) -> None:
         self._seen: set[tuple[str, int, int]] = set()
@@ -139,7 +139,7 @@ class Probes:
         self._last: dict[str, str] = {}
 
     def add(self, statuses: Iterable[SamplerStatus]) -> CheckResult | None:
-        """`sampling_distribution/probe` after what these statuses bring."""
+        """`sampling_distribution/probe` after the probes in these statuses."""
         version = None
         for status in statuses:
             probe, name = status.probe, status.sampler
@@ -158,12 +158,12 @@ class Probes:
             f"last probe: {self._last[worst]}"
         )
         z = max(0.0, chi_square_z(chi2, dof))
-        # The cube root is rough that far out for cells of 8 draws, hence the distance to Z_FAIL.
+        # The cube root is inaccurate this far out for cells of 8 draws, hence the margin above Z_FAIL.
         return judge("sampling_distribution/probe", z, text, fail=Z_FAIL + 1, warn=Z_FAIL, version=version)
 
 
 def check_engine(statuses: Sequence[SamplerStatus]) -> CheckResult | None:
-    """`sampling_distribution/engine`: log-prob mode, and settings that change the distribution unseen."""
+    """`sampling_distribution/engine`: log-prob mode, and settings that change the distribution unreported."""
     known = [s for s in statuses if s.logprobs_mode]
     if not known:
         return None
@@ -178,7 +178,7 @@ def check_engine(statuses: Sequence[SamplerStatus]) -> CheckResult | None:
 
 
 def describe_draws(counts: dict[int, int], probabilities: dict[int, float]) -> str:
-    """The reported token whose count is furthest from its probability, as text."""
+    """Text about the reported token whose count deviates most from its probability."""
     draws = sum(counts.values())
 
     def distance(token: int) -> float:

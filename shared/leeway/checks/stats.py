@@ -1,4 +1,4 @@
-"""The little statistics that the checks need; numpy only."""
+"""Statistics for the checks, with numpy only."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-LEAST_EXPECTED = 8.0
-"""Cells of a chi-square test that expect fewer draws are put together."""
+MIN_EXPECTED = 8.0
+"""Cells of a chi-square test with fewer expected draws are pooled."""
 
 
 class RunningZ:
     """z of a sum of terms with mean 0: sum x / sqrt(sum x^2), over the last `window` batches of terms.
 
-    Terms of drawn tokens are martingale differences, so z is standard normal whatever depends on what.
+    Terms of drawn tokens are martingale differences, so z is standard normal whatever their dependence.
     """
 
     def __init__(self, window: int) -> None:
         self._parts: deque[tuple[float, float, int]] = deque(maxlen=window)
 
     def add(self, total: float, squares: float, count: int) -> None:
-        """A batch of `count` terms: their sum, and the sum of their squares (or of their variances)."""
+        """Add a batch of `count` terms: their sum, and the sum of their squares (or of their variances)."""
         self._parts.append((total, squares, count))
 
     @property
@@ -42,8 +42,8 @@ class RunningZ:
 def chi_square(counts: Mapping[int, int], probabilities: Mapping[int, float]) -> tuple[float, int]:
     """(statistic, degrees of freedom) of drawn token counts against their probabilities.
 
-    What `probabilities` leaves over is one more cell; rare cells are put together. (0, 0) when fewer than two
-    cells remain.
+    The remaining probability is one more cell, and rare cells are pooled. (0, 0) if fewer than two cells
+    remain.
     """
     draws = sum(counts.values())
     rest = max(0.0, 1.0 - sum(probabilities.values()))
@@ -52,12 +52,12 @@ def chi_square(counts: Mapping[int, int], probabilities: Mapping[int, float]) ->
     cells: list[tuple[float, float]] = []
     for token, probability in probabilities.items():
         expected, seen = probability * draws, float(counts.get(token, 0))
-        if expected >= LEAST_EXPECTED:
+        if expected >= MIN_EXPECTED:
             cells.append((expected, seen))
         else:
             rare_expected, rare_seen = rare_expected + expected, rare_seen + seen
     cells.sort()
-    if cells and rare_expected < LEAST_EXPECTED:
+    if cells and rare_expected < MIN_EXPECTED:
         cells[0] = (cells[0][0] + rare_expected, cells[0][1] + rare_seen)
     else:
         cells.append((rare_expected, rare_seen))
@@ -67,7 +67,7 @@ def chi_square(counts: Mapping[int, int], probabilities: Mapping[int, float]) ->
 
 
 def chi_square_z(statistic: float, dof: int) -> float:
-    """The standard normal quantile of a chi-square statistic (Wilson and Hilferty's cube root)."""
+    """A chi-square statistic as a standard normal quantile (Wilson and Hilferty's cube root)."""
     if dof < 1:
         return 0.0
     spread = 2.0 / (9.0 * dof)
@@ -75,7 +75,7 @@ def chi_square_z(statistic: float, dof: int) -> float:
 
 
 def correlation(x: Sequence[float], y: Sequence[float]) -> float:
-    """Pearson's r, 0 when either does not vary."""
+    """Pearson's r; 0 if x or y is constant."""
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if a.size < 2:
         return 0.0
@@ -85,12 +85,12 @@ def correlation(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def correlation_z(r: float, dof: float) -> float:
-    """Fisher's z of a correlation over `dof` + 3 independent pairs: standard normal when there is none."""
+    """Fisher's z of a correlation over `dof` + 3 independent pairs; standard normal without correlation."""
     return math.atanh(max(-0.999999, min(0.999999, r))) * math.sqrt(max(dof, 0.0))
 
 
 def repetition(ids: Sequence[int] | np.ndarray, n: int = 4) -> float | None:
-    """Share of n-grams that occurred before in the same response; None for fewer than 16 tokens."""
+    """Share of n-grams that occur earlier in the same response; None for fewer than 16 tokens."""
     tokens = np.asarray(ids)
     if tokens.size < 16:
         return None

@@ -1,4 +1,4 @@
-"""`version`: rollouts and samplers are at the version that they say, and a resync really arrived."""
+"""`version`: rollouts and samplers have the version they report, and resyncs take effect."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from leeway.metrics.areas.lag import LAG_AGE, LAG_ESS_TOK, LAG_KL
 from leeway.metrics.areas.resync import KL_SELF_PREFIX, RESYNC_MISSING, RESYNC_MISSING_SE, RESYNC_SAMPLER
 
 AGE_SLACK = 1
-"""Steps beyond sync.max_age that a late verdict may cost."""
+"""Steps beyond sync.max_age that a late verdict may add."""
 FRESH_ESS = 0.9
-"""At age 0 theta and theta_s are the same numbers (up to the wire type): ESS is 1, not 0.9."""
+"""At age 0 theta and theta_s are equal up to the wire type, so ESS is 1 and not 0.9."""
 MISSING_FAIL, MISSING_WARN = 0.25, 0.15
-"""Share of an update that a sampler lacks; a quantised engine may lose some of a small one."""
+"""Share of an update that a sampler lacks; a quantised engine may lose part of a small update."""
 MISSING_Z = 5.0
-"""Standard errors that the share must be away from 0: 3e-7 by chance."""
+"""Standard errors by which the share must differ from 0: 3e-7 by chance."""
 ALIGNED = 0.12
-"""An engine's error is fixed while weights are, and may lie along an update by chance: the share then moves
-by this times sqrt(discrepancy KL / update KL), one standard deviation (measured on 40 toy resyncs)."""
+"""An engine's error is constant while its weights are, and may be aligned with an update by chance. The share
+then has a standard deviation of this times sqrt(discrepancy KL / update KL), measured on 40 toy resyncs."""
 TAKEN = 0.5
-"""Share of the lag before a resync that may be left as discrepancy after it."""
-CLEAR_LAG, LEAST_LAG = 8.0, 1e-3
-"""A lag that is not this many times the usual discrepancy, or this many nats, cannot be told by size."""
+"""Share of the lag before a resync that may remain as discrepancy after it."""
+CLEAR_LAG, MIN_LAG = 8.0, 1e-3
+"""A lag below this multiple of the usual discrepancy, or below this many nats, is too small to compare."""
 
 
 def check_spans(trained: Trained) -> CheckResult:
-    """`version/spans`: every trained token was drawn under the version that the trainer's theta_s is."""
+    """`version/spans`: every trained token was drawn under the version of theta_s."""
     low, high = trained.versions
     off = max(abs(low - trained.version), abs(high - trained.version))
     text = f"all {trained.tokens} tokens under version {trained.version}"
@@ -40,7 +40,7 @@ def check_spans(trained: Trained) -> CheckResult:
 
 
 def check_age(report: ReportHeader, max_age: int | None) -> CheckResult:
-    """`version/age`: optimiser steps between the weights that drew the batch and those it updated."""
+    """`version/age`: optimiser steps between the weights that drew a batch and those it updated."""
     age = number(report.metrics, LAG_AGE)
     text = f"batch {report.step} is {age:.0f} steps old; sync.max_age is {max_age}"
     return judge(
@@ -57,7 +57,7 @@ def check_age(report: ReportHeader, max_age: int | None) -> CheckResult:
 def check_attested(
     statuses: Sequence[SamplerStatus], epoch: int, digests: Mapping[int, str]
 ) -> CheckResult | None:
-    """`version/attested`: each sampler holds the bytes that were published under its version."""
+    """`version/attested`: each sampler has loaded the bytes published under the version it reports."""
     known = [s for s in statuses if s.epoch == epoch and s.version in digests]
     if not known:
         return None
@@ -66,18 +66,18 @@ def check_attested(
     if wrong:
         s = wrong[0]
         text = (
-            f"{s.sampler} says version {s.version} with digest {s.digest or '(none)'}; that version was "
+            f"{s.sampler} reports version {s.version} with digest {s.digest or '(none)'}; that version was "
             f"published with {digests[s.version]}"
         )
     return judge("version/attested", float(len(wrong)), text, fail=0.0)
 
 
 class ResyncTook:
-    """Whether the first fresh batch after a resync comes from the new weights, and from all of them.
+    """Tests whether the first fresh batch after a resync was drawn with all of the new weights.
 
-    At age 0 the lag must be nothing. When the trainer scored the batch with the old weights as well, the
-    share of the update that the reported log-probs lack tells; otherwise the discrepancy must not have taken
-    over what the lag was.
+    At age 0 there must be no lag. If the trainer also scored the batch with the old weights, the measure is
+    the share of the update that the reported log-probs lack; otherwise the discrepancy must not have grown to
+    the size of the earlier lag.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class ResyncTook:
         if number(metrics, LAG_AGE) == 0 and ess < FRESH_ESS:
             missing = 1.0
             text += f"; ESS is {ess:.3f} at age 0, so theta_s is not what was published"
-        took = "resync did not take" if missing > MISSING_FAIL else "first batch"
+        took = "resync did not take effect: first batch" if missing > MISSING_FAIL else "first batch"
         return judge(
             "version/resync_took",
             missing,
@@ -116,14 +116,14 @@ def _measured(metrics: Metrics) -> tuple[float, str]:
     )
     error = math.hypot(number(metrics, RESYNC_MISSING_SE), by_chance)
     sampler = metrics.get(RESYNC_SAMPLER, "the sampler")
-    text = f"{missing:.0%} ± {error:.0%} of the update is missing in the log-probs of {sampler}"
+    text = f"{missing:.0%} ± {error:.0%} of the update is missing from the log-probs of {sampler}"
     return (max(missing, 0.0) if missing > MISSING_Z * error else 0.0), text
 
 
 def _by_size(before: Metrics, now: Metrics) -> tuple[float, str]:
     lag, usual, disc = (number(before, LAG_KL), number(before, DISC_KL), number(now, DISC_KL))
     text = f"discrepancy {disc:.2g} nats after a lag of {lag:.2g}, {usual:.2g} before"
-    if lag <= max(CLEAR_LAG * usual, LEAST_LAG):
+    if lag <= max(CLEAR_LAG * usual, MIN_LAG):
         return 0.0, text
     left = (disc - usual) / lag
     return (left if left > TAKEN else 0.0), text

@@ -10,7 +10,7 @@ A metric is the string of its name, so a constant is used where the name would b
 
 from __future__ import annotations
 
-from leeway.metrics.catalogue import AREAS, all_metrics, find_metric
+from leeway.metrics.catalogue import AREAS, all_metrics, find_metric, status_metrics
 from leeway.metrics.metric import Column, Metric, MetricFamily, Plot, Series, service_metric
 from leeway.metrics.step_data import StepData, measure
 
@@ -26,4 +26,5 @@ __all__ = [
     "find_metric",
     "measure",
     "service_metric",
+    "status_metrics",
 ]

@@ -8,6 +8,7 @@ An installed package adds metrics with an entry point in group `leeway.metrics` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
@@ -40,6 +41,12 @@ def all_metrics() -> Mapping[str, Metric]:
                 )
             found[metric], areas[metric] = metric, area
     return MappingProxyType(found)
+
+
+def status_metrics() -> list[Metric]:
+    """Metrics that `leeway status` shows, those with a column in the table's order first."""
+    shown = [metric for metric in all_metrics().values() if metric.status]
+    return sorted(shown, key=lambda metric: metric.column.place if metric.column else math.inf)
 
 
 def find_metric(name: str) -> Metric | None:

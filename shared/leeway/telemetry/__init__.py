@@ -1,1 +1,1 @@
-"""What a run tells about itself: spans over OTLP, Prometheus metrics, structured logs."""
+"""Telemetry of the services: spans over OTLP, Prometheus metrics, structured logs."""

@@ -1,4 +1,4 @@
-"""Logs of a service on stderr: a line each, as text or JSON; no password in either."""
+"""Logs of a service on stderr: one line per record, as text or JSON, without passwords."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from leeway.config import TelemetryConfig
 
 CREDENTIALS = re.compile(r"(\w+://[^\s:/@]*):[^\s@]*@")
-"""scheme://user:password@, the form in which a password can get into a message."""
+"""scheme://user:password@, the form in which passwords occur in messages."""
 NOISY = ("urllib3", "httpx", "filelock", "asyncio")
 
 
 def redact(text: str) -> str:
-    """The text with the passwords of URLs replaced by ***."""
+    """Replace the passwords of URLs by ***."""
     return CREDENTIALS.sub(r"\1:***@", text)
 
 
@@ -35,7 +35,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per record; `trace_id` and `span_id` (hex) inside a span."""
+    """One JSON object per record, with `trace_id` and `span_id` (hex) inside a span."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def setup_logging(config: TelemetryConfig, name: str) -> None:
-    """Send all records of this process to stderr."""
+    """Send all log records of this process to stderr, in the configured level and format."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(name) if config.log_format == "json" else TextFormatter(name))
     logging.basicConfig(level=config.log_level, handlers=[handler], force=True)

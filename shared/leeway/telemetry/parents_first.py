@@ -1,4 +1,4 @@
-"""The order in which spans leave a process, so that one that is killed leaves no orphans behind."""
+"""Exports parent spans before their children, so that a killed process leaves no orphan spans."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 class ParentsFirst(SpanProcessor):
-    """Hands a span on when its parent has ended, parents before their children.
+    """Holds an ended span until its parent has ended, then passes both on, the parent first.
 
-    The batch processor sends what has ended whenever its time has come. The parent of that may still be
-    open, and a process that is killed (SIGKILL, out of memory) never sends it.
+    The batch processor exports ended spans on a timer. The parent of an exported span may still be open then,
+    and a process that is killed (SIGKILL, out of memory) never exports it.
     """
 
     def __init__(self, then: SpanProcessor) -> None:
         self._then, self._lock = then, threading.Lock()
         self._held: dict[int, list[ReadableSpan]] = {}
-        """Id of each open span of this process -> what has ended below it."""
+        """Id of each open span of this process -> its descendants that have ended."""
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         with self._lock:

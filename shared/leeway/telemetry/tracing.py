@@ -1,4 +1,4 @@
-"""Spans over OTLP, with the W3C context of each carried in the stream entry that follows from it.
+"""Spans over OTLP. Stream entries carry the W3C context of the span that published them.
 
     controller  plan batch ---- ticket (one per response) --.          verdict (in the report's trace)
     sampler                      generate, reward, publish <'                ^
@@ -6,8 +6,8 @@
                   '- assemble, score, train, optimizer, checkpoint, publish weights --.
     sampler     apply weights (links to the broadcast) <-----------------------------'
 
-Off unless OTEL_EXPORTER_OTLP_ENDPOINT (or its variant for traces) or telemetry.otlp_endpoint names a
-receiver; then nothing of the SDK is imported and a span costs one function call.
+Tracing is off unless OTEL_EXPORTER_OTLP_ENDPOINT (or its variant for traces) or telemetry.otlp_endpoint names
+a receiver. While it is off, the SDK is not imported and a span costs one function call.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 FLUSH_S = 5.0
-"""Longest wait at the end of a service for spans that were not sent yet."""
+"""Maximum time that a service spends on exporting pending spans when it ends."""
 QUEUE = 1 << 15
-"""Spans held until they are sent; a batch makes a few for each of its responses."""
+"""Maximum number of spans that are queued for export; a batch creates a few per response."""
 Kind = Literal["internal", "producer", "consumer", "client"]
 _on = False
 
 
 def trace_settings(config: TelemetryConfig, environ: Mapping[str, str] = os.environ) -> dict[str, str] | None:
-    """The OTEL_* variables to trace with, or None when tracing is off.
+    """The OTEL_* variables to trace with, or None if tracing is off.
 
-    The environment decides, as OpenTelemetry has it; telemetry.otlp_endpoint is used where it names no
-    endpoint. A port of 4317 without a protocol means gRPC.
+    The environment takes precedence, as OpenTelemetry specifies; telemetry.otlp_endpoint applies if the
+    environment names no endpoint. Port 4317 without a protocol means gRPC.
     """
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
@@ -64,10 +64,10 @@ def trace_settings(config: TelemetryConfig, environ: Mapping[str, str] = os.envi
 def start_tracing(
     config: TelemetryConfig, service: str, instance: str, run: str, links: int = 128
 ) -> Callable[[], None]:
-    """Start to send spans, if tracing is on; returns what flushes and ends it. Call it once per process,
-    after any fork.
+    """Start to export spans, if tracing is on; returns a function that flushes them and stops.
 
-    `service`: sampler, trainer or controller; `links`: the most that one span will have.
+    Call it once per process, after any fork. `service`: sampler, trainer or controller; `links`: maximum
+    number of links of one span. Raises UsageError for an unknown protocol.
     """
     settings = trace_settings(config)
     if settings is None:
@@ -91,7 +91,7 @@ def start_tracing(
     batches = BatchSpanProcessor(_exporter(settings[PROTOCOLS[0]]), max_queue_size=queue)
     provider.add_span_processor(ParentsFirst(batches))
     trace.set_tracer_provider(provider)
-    logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)  # vLLM tries to set a second one
+    logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)  # vLLM tries to set a second provider
     global _on
     _on = True
     log.info("traces go to %s (%s)", settings[TRACES_ENDPOINT], settings[PROTOCOLS[0]])
@@ -118,7 +118,7 @@ def _exporter(protocol: str) -> Any:
 
 
 def tracing() -> bool:
-    """Whether spans are sent."""
+    """Whether spans are exported."""
     return _on
 
 
@@ -133,10 +133,11 @@ def span(
     root: bool = False,
     began: float | None = None,
 ) -> Iterator[Span | None]:
-    """A span around the block; None when tracing is off.
+    """Open a span around the block; yields None if tracing is off.
 
-    `parent`: a traceparent (else the current span, with `root` none); `links`: traceparents; `began`: the
-    time.monotonic() at which it began, if that is past. None among attributes is left out.
+    `parent`: a traceparent; by default the current span, or none with `root`. `links`: traceparents.
+    `began`: the time.monotonic() at which the span began, if that is in the past. Attributes that are None
+    are omitted.
     """
     if not _on:
         yield None
@@ -159,7 +160,7 @@ def span(
 
 
 def add_link(opened: Span | None, other: str | None) -> None:
-    """Link an open span to the span of traceparent `other`, where there are both."""
+    """Link an open span to the span of traceparent `other`, if both exist."""
     if opened is None or not other:
         return
     from opentelemetry import trace
@@ -168,7 +169,7 @@ def add_link(opened: Span | None, other: str | None) -> None:
 
 
 def traceparent() -> str | None:
-    """W3C traceparent of the current span, for a stream entry; None when tracing is off."""
+    """W3C traceparent of the current span, for a stream entry; None if tracing is off."""
     if not _on:
         return None
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -182,12 +183,12 @@ def traceparent() -> str | None:
 def _tracer() -> Tracer:
     from opentelemetry import trace
 
-    return trace.get_tracer("leeway")  # which costs as much as a span
+    return trace.get_tracer("leeway")  # cached: it costs as much as a span
 
 
 @lru_cache(maxsize=1 << 12)
 def _context(parent: str) -> Context:
-    """The parsed traceparent; several spans of a ticket have the same."""
+    """Parse a traceparent; cached, since several spans of a ticket share one."""
     from opentelemetry.context import Context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -195,7 +196,7 @@ def _context(parent: str) -> Context:
 
 
 def messaging(operation: str, stream: str, message_id: str | None = None) -> dict[str, Any]:
-    """Attributes of a message by OpenTelemetry's semantic conventions; operation: send, receive, process."""
+    """Attributes of a message, by OpenTelemetry's semantic conventions; operation: send, receive, process."""
     return {
         "messaging.system": "redis",
         "messaging.destination.name": stream,

@@ -24,7 +24,7 @@ def watch(run: ToyRun, steps: int = STEPS) -> Records:
             try:
                 monitor.on_rollout(decode(Rollout, fields))
             except MessageError as exc:
-                monitor.on_refused(str(exc))
+                monitor.on_rejected(str(exc))
         merge(records, monitor.on_step(step.report) + monitor.on_statuses(step.statuses), 0.0)
     return records
 

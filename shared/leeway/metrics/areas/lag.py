@@ -1,4 +1,4 @@
-"""Lag: what the trainer's weights have gained on those that drew the batch, log pi_theta - log pi_s."""
+"""Lag: the trainer's weights against those that drew the batch, log pi_theta - log pi_s."""
 
 from __future__ import annotations
 
