@@ -16,7 +16,7 @@ import torch
 from leeway.checks.facts import trained_facts
 from leeway.config import RunConfig
 from leeway.config.load import build_config
-from leeway.corrections import lag_metrics
+from leeway.corrections import Denominators, TokenBatch, lag_metrics
 from leeway.messages import (
     Fields,
     Probe,
@@ -27,10 +27,10 @@ from leeway.messages import (
     draw_digest,
     encode,
 )
+from leeway.metrics import StepData, measure
 from leeway_sampler.generation import Generation, Head, trim_heads
 from leeway_sampler.probe import build_probe
 from leeway_trainer.prefixes import kl_estimate, self_prefix_metrics
-from leeway_trainer.step import reward_metrics
 
 VOCABULARY, EOS, BAD, GOOD = 32, 1, 30, 9
 MODES = {
@@ -261,7 +261,10 @@ class ToyRun:
             metrics |= self_prefix_metrics(
                 mu, self.scores(self.old, batch), pi_s, sequence, [r.header.sampler for r in batch]
             )
-        metrics |= reward_metrics(batch) | trained_facts(batch, self.config.batch, step)
+        counts = Denominators(mu.numel(), len(batch), self.config.sampling.max_new_tokens)
+        tokens = TokenBatch(pi, pi_s, mu, torch.ones_like(mu), mask, sequence, counts)
+        metrics |= measure(StepData(step, step - self.published_at, tokens, batch))
+        metrics |= trained_facts(batch, self.config.batch, step)
         lost = self.faulty("silent_reward_filter", step)
         metrics |= {
             "tokens": float(mu.numel()),

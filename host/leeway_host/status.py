@@ -11,12 +11,12 @@ import redis
 
 from leeway.kube import PodView
 from leeway.messages import MessageError, Report, SamplerStatus, decode
+from leeway.metrics import status_metrics
 from leeway.run_state import RunState
 from leeway.statuses import read_statuses
 from leeway.streams import Keys, now
 
 BUDGET_S = 5.0
-SHOWN = ("reward/mean", "lag/ess_tok", "lag/ess_seq", "lag/age", "grad_norm", "time/step_s")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _last_metrics(client: redis.Redis, keys: Keys) -> dict[str, float | str | No
         except MessageError:
             continue
         if header.event == "step":
-            return {name: header.metrics[name] for name in SHOWN if name in header.metrics}
+            return {name: header.metrics[name] for name in status_metrics() if name in header.metrics}
     return {}
 
 

@@ -6,6 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from leeway.metrics.areas.discrepancy import DISC_ABS_MEAN
+from leeway.metrics.areas.lag import (
+    LAG_ESS_SEQ,
+    LAG_ESS_TOK,
+    LAG_PREDICTED_ESS_SEQ,
+    LAG_PREDICTED_ESS_TOK,
+    LAG_VAR_SEQ,
+)
 from leeway_lab.collapse import collapse_grid, hidden_collapse
 from leeway_lab.measure import Ratio
 from leeway_lab.results import (
@@ -22,12 +30,15 @@ from leeway_lab.results import (
 )
 from leeway_lab.spec import ON_POLICY
 
+ESS = {"tok": LAG_ESS_TOK, "seq": LAG_ESS_SEQ}
+PREDICTED_ESS = {"tok": LAG_PREDICTED_ESS_TOK, "seq": LAG_PREDICTED_ESS_SEQ}
+
 
 def decomposition(results: Results) -> Verdict:
     """The split of the error is exact; the discrepancy stays while the lag grows."""
     want, arm = results.experiment.criterion, "stale"
     gap = float(results.column(arm, "split/error").max())
-    disc, lag = results.column(arm, "disc/abs_mean").mean(0), results.column(arm, "lag/var_seq").mean(0)
+    disc, lag = results.column(arm, DISC_ABS_MEAN).mean(0), results.column(arm, LAG_VAR_SEQ).mean(0)
     part = max(1, len(disc) // 4)
     drift = float(disc[-part:].mean() / disc[:part].mean())
     growth = float(lag[-part:].mean() / max(lag[1], 1e-12))
@@ -49,7 +60,7 @@ def decomposition(results: Results) -> Verdict:
                 "optimiser step",
                 "nats",
                 [
-                    mean_line(results, arm, "disc/abs_mean", "mean |log pi_s - log mu|"),
+                    mean_line(results, arm, DISC_ABS_MEAN, "mean |log pi_s - log mu|"),
                     mean_line(results, arm, "lag/sd", "standard deviation of log pi_theta - log pi_s"),
                 ],
                 log_y=True,
@@ -63,10 +74,8 @@ def departure(results: Results) -> Verdict:
     want, arm = results.experiment.criterion, "is_stale"
     ratios = results.ratios(arm)
     left = first_departure(ratios, want["floors"])
-    crossings = {level: results.first_below(arm, f"lag/ess_{level}", 0.5) for level in ("tok", "seq")}
-    forecasts = {
-        level: results.first_below(arm, f"lag/predicted_ess_{level}", 0.5) for level in ("tok", "seq")
-    }
+    crossings = {level: results.first_below(arm, name, 0.5) for level, name in ESS.items()}
+    forecasts = {level: results.first_below(arm, name, 0.5) for level, name in PREDICTED_ESS.items()}
     distances = {
         level: abs(crossing - left)
         for level, crossing in crossings.items()
@@ -98,9 +107,9 @@ def departure(results: Results) -> Verdict:
                 "optimiser step",
                 "ESS / n",
                 [
-                    mean_line(results, arm, f"lag/{name}_{level}", f"{level}, {label}")
+                    mean_line(results, arm, names[level], f"{level}, {label}")
                     for level in ("tok", "seq")
-                    for name, label in (("ess", "measured"), ("predicted_ess", "Gaussian"))
+                    for names, label in ((ESS, "measured"), (PREDICTED_ESS, "Gaussian"))
                 ],
                 lines={"0.5": 0.5},
             ),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from leeway.metrics.areas.resync import KL_SAMPLER_PREFIX
 from leeway_lab.measure import Array
 from leeway_lab.results import Figure, Results, Series, Status, Verdict
 
@@ -25,7 +26,7 @@ def hidden_collapse(results: Results) -> Verdict:
     )
     tokens = results.column(arm, "own/length").mean()
     per_token = own / tokens
-    on_sampler = results.column(arm, "kl/sampler_prefix")[:, [m - 1 for m in marks[1:]]]
+    on_sampler = results.column(arm, KL_SAMPLER_PREFIX)[:, [m - 1 for m in marks[1:]]]
     factor = per_token / np.maximum(on_sampler, 1e-9)
     happened = [c for c in collapsed if c is not None]
     share = float(factor[:, -1].mean())

@@ -27,6 +27,8 @@ from leeway.config import RunConfig, SyncConfig
 from leeway.config.load import build_config as validated
 from leeway.config.load import dump_config
 from leeway.errors import LeewayError, StalledError, UsageError
+from leeway.metrics.areas.lag import LAG_VAR
+from leeway.metrics.areas.resync import SYNC_REASON, WEIGHTS_VERSION
 from leeway.process import die_with_parent
 from leeway_host.launch.record import Row, read_rows
 from leeway_lab.model import MAX_LENGTH, base_directory, task_config
@@ -170,9 +172,9 @@ def read_result(directory: Path, spec: RunSpec) -> RunResult:
         rows=[_numbers(row) for row in rows],
         # Of what happened, not of what was decided: a version may fail to be published.
         resyncs=[
-            (int(row["step"]), str(row.get("sync/reason") or "unknown"))
+            (int(row["step"]), str(row.get(SYNC_REASON) or "unknown"))
             for row, after in pairwise(rows)
-            if after["weights/version"] > row["weights/version"]
+            if after[WEIGHTS_VERSION] > row[WEIGHTS_VERSION]
         ],
         weights={mark: _weights(directory, mark, spec) for mark in spec.marks if mark <= spec.steps},
     )
@@ -180,7 +182,7 @@ def read_result(directory: Path, spec: RunSpec) -> RunResult:
 
 def _numbers(row: Row) -> dict[str, float]:
     numbers = {name: float(v) for name, v in row.items() if isinstance(v, int | float)}
-    return {**numbers, "lag/sd": math.sqrt(numbers["lag/var"])}
+    return {**numbers, "lag/sd": math.sqrt(numbers[LAG_VAR])}
 
 
 def _weights(directory: Path, mark: int, spec: RunSpec) -> dict[str, Tensor]:

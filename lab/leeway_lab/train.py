@@ -26,6 +26,11 @@ from leeway.corrections import (
     prepare,
     surrogate_loss,
 )
+from leeway.metrics.areas.lag import LAG_AGE, LAG_VAR
+from leeway.metrics.areas.response import RESPONSE_LENGTH_MEAN
+from leeway.metrics.areas.resync import KL_SAMPLER_PREFIX
+from leeway.metrics.areas.reward import REWARD_MEAN
+from leeway.metrics.areas.trainer import GRAD_NORM
 from leeway.policies import decide_resync, read_facts
 from leeway_lab import faults
 from leeway_lab.model import Drawn, Sampler, Task, draw, load_base, response_logp
@@ -165,13 +170,13 @@ class Trainer:
         norm, metrics = self.gradient_step(batch, step)
         return {
             "step": float(step),
-            "reward/mean": float(rewards.mean()),
+            REWARD_MEAN: float(rewards.mean()),
             "reward/exact": float((rewards == 1).double().mean()),
-            "response/length_mean": float(drawn.mask.sum() / len(drawn.mask)),
-            "kl/sampler_prefix": _kl_at(batch),
-            "lag/age": float(age),
-            "grad_norm": norm,
-            "lag/sd": lag["lag/var"] ** 0.5,
+            RESPONSE_LENGTH_MEAN: float(drawn.mask.sum() / len(drawn.mask)),
+            KL_SAMPLER_PREFIX: _kl_at(batch),
+            LAG_AGE: float(age),
+            GRAD_NORM: norm,
+            "lag/sd": lag[LAG_VAR] ** 0.5,
             "split/error": _split_error(batch),
             **lag,
             **metrics,

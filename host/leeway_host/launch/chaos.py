@@ -22,6 +22,8 @@ from leeway.batches import plan_batch, prompts_digest
 from leeway.config import RunConfig
 from leeway.errors import UsageError
 from leeway.messages import ReportHeader
+from leeway.metrics.areas.time import TIME_STEP_S
+from leeway.metrics.areas.tokens import ROLLOUTS_DUPLICATES
 from leeway_host.launch.claims import read_checkpoint
 from leeway_host.launch.faults import SAMPLERS, STEPS_PER_FAULT, Fault, Injector
 from leeway_host.launch.history import ExpectedDigest, check_history
@@ -118,7 +120,7 @@ class ChaosRun(LocalRun):
             return
         now = time.monotonic()
         if self.due_at is None:
-            step_s = float(self.reports[-1].metrics.get("time/step_s") or 0.0)
+            step_s = float(self.reports[-1].metrics.get(TIME_STEP_S) or 0.0)
             self.due_at = now + fault.delay * min(step_s, MAX_DELAY_S)
         hit = self._injector().inject(fault) if now >= self.due_at else None
         if hit is not None:
@@ -157,7 +159,7 @@ def show(run: ChaosRun, console: Console) -> None:
         return
     steps = [report for report in run.reports if report.event == "step"]
     wanted, epochs = run.config.trainer.steps, len({report.epoch for report in run.reports})
-    duplicates = sum(int(float(r.metrics.get("rollouts/duplicates") or 0)) for r in steps)
+    duplicates = sum(int(float(r.metrics.get(ROLLOUTS_DUPLICATES) or 0)) for r in steps)
     proof = (
         f"holds after {len(run.injected)} faults: {wanted} batches trained, each once and in order "
         f"({len(steps)} steps in {epochs} run epochs, {len(steps) - wanted} undone by a resume)",

@@ -12,6 +12,7 @@ from typing import Any
 from leeway.batches import plan_ticket_ids, tickets_digest
 from leeway.config import RunConfig
 from leeway.messages import ReportHeader
+from leeway.metrics.areas.data import BATCH_DIGEST, BATCH_TICKETS
 
 ExpectedDigest = Callable[[int], str]
 """batch -> digest of its prompts in order, from planning alone."""
@@ -90,10 +91,10 @@ def check_contents(reports: Iterable[ReportHeader], config: RunConfig, expected:
         if report.event != "step":
             continue
         where = f"epoch {report.epoch}, step {report.step}"
-        if report.metrics.get("batch/digest") != expected(report.step):
+        if report.metrics.get(BATCH_DIGEST) != expected(report.step):
             problems.append(f"{where}: prompts or their order differ from the plan")
         ids = plan_ticket_ids(report.epoch, report.version, report.step, batch.prompts, batch.group_size)
-        if report.metrics.get("batch/tickets") != tickets_digest(ids):
+        if report.metrics.get(BATCH_TICKETS) != tickets_digest(ids):
             problems.append(f"{where}: not exactly one rollout per ticket of version {report.version}")
     return problems
 

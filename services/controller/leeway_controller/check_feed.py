@@ -78,7 +78,7 @@ class CheckFeed:
                 try:
                     self.monitor.on_rollout(decode(Rollout, entry.fields))
                 except MessageError as exc:
-                    self.monitor.on_refused(str(exc))
+                    self.monitor.on_rejected(str(exc))
             if len(entries) < READ_COUNT:
                 return True
         return False

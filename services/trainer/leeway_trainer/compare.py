@@ -26,6 +26,9 @@ from leeway.config.correction import DEFAULT_METHOD
 from leeway.corrections import METHODS, TokenBatch, lag_metrics, lr_scale, prepare, surrogate_loss
 from leeway.errors import EXIT_OK, LeewayError
 from leeway.messages import Rollout
+from leeway.metrics.areas.correction import WEIGHT_CLIPPED, WEIGHT_MEAN, WEIGHT_SQ_MEAN
+from leeway.metrics.areas.discrepancy import DISC_ABS_MEAN
+from leeway.metrics.areas.lag import LAG_ESS_GEO, LAG_ESS_SEQ, LAG_ESS_TOK
 from leeway_trainer.batch import MicroBatch, build_micro_batch, input_length, plan_micro_batches
 from leeway_trainer.model import DTYPES, PolicyModel, PolicyOutput, load_policy_model
 from leeway_trainer.saved_batch import find_batch, load_batch
@@ -138,14 +141,14 @@ class SavedStep:
         other = gradient if of_dlc is None else of_dlc
         norm = math.sqrt(dot(gradient, gradient))
         product = norm * math.sqrt(dot(other, other))
-        mean, square = metrics["weight/mean"], metrics["weight/sq_mean"]
+        mean, square = metrics[WEIGHT_MEAN], metrics[WEIGHT_SQ_MEAN]
         return Row(
             correction=label,
             grad_norm=norm,
             cosine=dot(gradient, other) / product if product else 0.0,
             weight_mean=mean,
             weight_ess=mean**2 / square if square else 0.0,
-            clipped=metrics["weight/clipped"],
+            clipped=metrics[WEIGHT_CLIPPED],
             lr_scale=lr_scale(self.whole, correction),
         ), gradient
 
@@ -219,9 +222,9 @@ def show(result: dict[str, Any]) -> None:
     console = Console()
     console.print(
         f"step {result['step']}, weights {result['age']} steps old: {result['responses']} responses, "
-        f"{result['tokens']} tokens; ESS of the lag ratio {lag['lag/ess_tok']:.3f} (token) "
-        f"{lag['lag/ess_seq']:.3f} (sequence) {lag['lag/ess_geo']:.3f} (geometric); "
-        f"discrepancy {lag['disc/abs_mean']:.2g} nats",
+        f"{result['tokens']} tokens; ESS of the lag ratio {lag[LAG_ESS_TOK]:.3f} (token) "
+        f"{lag[LAG_ESS_SEQ]:.3f} (sequence) {lag[LAG_ESS_GEO]:.3f} (geometric); "
+        f"discrepancy {lag[DISC_ABS_MEAN]:.2g} nats",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

@@ -10,6 +10,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from leeway.config import RunConfig
+from leeway.metrics.areas.redis import REDIS_MEMORY_FRACTION, REDIS_MEMORY_MIB
+from leeway.metrics.areas.time import TIME_CHECKPOINT_S
 from leeway.telemetry.tracing import span
 from leeway_trainer.checkpoint import TrainState, export_model, save_checkpoint
 from leeway_trainer.feed import PRESSURE, Feed
@@ -60,7 +62,7 @@ class Durability:
 
     def save(self, state: TrainState, feed: Feed | None) -> None:
         """Write a checkpoint, then acknowledge the rollouts that it contains."""
-        with self.times.spend("time/checkpoint_s"), span("checkpoint", {"leeway.step": state.next_batch}):
+        with self.times.spend(TIME_CHECKPOINT_S), span("checkpoint", {"leeway.step": state.next_batch}):
             directory, keep = self.setup.out / "checkpoints", self.config.trainer.keep_checkpoints
             path = save_checkpoint(directory, self.policy, state, keep)
             if feed is not None:
@@ -86,8 +88,8 @@ class Durability:
         if feed is not None:
             memory = feed.memory()
             full = memory.fraction > PRESSURE
-            self.times.set("redis/memory_mib", memory.used / 2**20)
-            self.times.set("redis/memory_fraction", memory.fraction)
+            self.times.set(REDIS_MEMORY_MIB, memory.used / 2**20)
+            self.times.set(REDIS_MEMORY_FRACTION, memory.fraction)
             if full:
                 log.warning(
                     "Redis uses %.0f%% of its memory: checkpoint now, to delete rollouts that were trained",

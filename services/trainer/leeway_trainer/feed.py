@@ -29,6 +29,7 @@ from leeway.messages import (
     VerdictHeader,
     decode,
 )
+from leeway.metrics.areas.tokens import ROLLOUTS_DUPLICATES, TOKENS_VOIDED
 from leeway.streams import EPOCH_FIELD, ROLLOUTS_GROUP, Consumer, Keys, Tail, append, retrying
 from leeway_trainer.assemble import Admission, BatchAssembler, describe_slots
 
@@ -155,7 +156,7 @@ class Feed:
 
     def take_counts(self) -> dict[str, float]:
         """What was dropped since the last call."""
-        found = {"tokens/voided": float(self.tokens_voided), "rollouts/duplicates": float(self.duplicates)}
+        found = {TOKENS_VOIDED: float(self.tokens_voided), ROLLOUTS_DUPLICATES: float(self.duplicates)}
         self.tokens_voided = self.duplicates = 0
         return found
 

@@ -18,6 +18,8 @@ from enum import IntEnum
 
 from leeway.config import RunConfig
 from leeway.messages import Rollout, pack, unpack
+from leeway.metrics.areas.resync import VERDICT_SELF
+from leeway.metrics.areas.time import TIME_VERDICT_S
 from leeway.policies import SyncFacts, decide_resync, read_facts
 from leeway.telemetry.tracing import add_link, span
 from leeway_trainer.epochs import RunEpoch
@@ -105,12 +107,12 @@ class Gates:
             verdict = feed.verdicts.wait(facts.step, self.config.sync.verdict_timeout_s, self._stopping)
             if verdict is not None:
                 add_link(opened, verdict.traceparent)
-        self.times.set("time/verdict_s", time.monotonic() - started)
+        self.times.set(TIME_VERDICT_S, time.monotonic() - started)
         # Also a verdict on an earlier step that arrived too late.
         wanted = feed.verdicts.resync_since(self.answered) is not None
         if verdict is None and not self._stopping():
             wanted = wanted or decide_resync(facts, self.config.sync).reason is not None
-            self.times.set("verdict/self", 1.0)
+            self.times.set(VERDICT_SELF, 1.0)
             log.warning(
                 "step %d: no verdict within %.1f s, the trainer applies the policy itself: resync=%s",
                 facts.step,

@@ -20,6 +20,14 @@ from torch import Tensor
 from leeway.config import RunConfig
 from leeway.corrections.lag import k3
 from leeway.messages import Rollout
+from leeway.metrics.areas.resync import (
+    KL_SAMPLER_PREFIX,
+    KL_SELF_PREFIX,
+    KL_SELF_PREFIX_SE,
+    RESYNC_MISSING,
+    RESYNC_MISSING_SE,
+    RESYNC_SAMPLER,
+)
 from leeway_trainer.batch import MicroBatch
 from leeway_trainer.model import PolicyOutput
 from leeway_trainer.policy import Policy
@@ -49,7 +57,7 @@ class ResyncKl:
     def before(self) -> dict[str, float]:
         """On the last batch of the old weights, which theta_s holds, before theta is published."""
         old, new = self._scores(self._theta_s.score), self._scores(self._policy.score)
-        return {"kl/sampler_prefix": kl_estimate(old, new, self._sequence())[0]}
+        return {KL_SAMPLER_PREFIX: kl_estimate(old, new, self._sequence())[0]}
 
     def around(self, renew: Callable[[], None]) -> dict[str, float | str]:
         """On the first batch of the new weights: scored with the old ones, then `renew` is called, which
@@ -128,8 +136,8 @@ def self_prefix_metrics(
         own = owner == i
         found[name] = missing_share(logp_mu[own], logp_old[own], logp_new[own], sequence[own])
     worst = max(found, key=lambda name: found[name][0] / max(found[name][1], 1e-12))
-    metrics: dict[str, float | str] = {"kl/self_prefix": kl, "kl/self_prefix_se": error}
+    metrics: dict[str, float | str] = {KL_SELF_PREFIX: kl, KL_SELF_PREFIX_SE: error}
     if math.isfinite(found[worst][1]):
-        metrics |= {"resync/missing": found[worst][0], "resync/missing_se": found[worst][1]}
-        metrics["resync/sampler"] = worst
+        metrics |= {RESYNC_MISSING: found[worst][0], RESYNC_MISSING_SE: found[worst][1]}
+        metrics[RESYNC_SAMPLER] = worst
     return metrics

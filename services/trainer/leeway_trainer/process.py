@@ -16,7 +16,7 @@ from pathlib import Path
 
 import redis
 
-from leeway.checks.board import post_refused
+from leeway.checks.board import post_rejected
 from leeway.config import RunConfig
 from leeway.diagnose import tell_start
 from leeway.errors import LeewayError
@@ -111,7 +111,7 @@ def tell_failure(client: redis.Redis, keys: Keys, error: BaseException) -> None:
     report_failure(client, keys, error)
     if isinstance(error, (NonFiniteError, MessageError)):
         with suppress(LeewayError):
-            post_refused(client, keys, str(error), source="trainer", budget_s=2.0)
+            post_rejected(client, keys, str(error), source="trainer", budget_s=2.0)
 
 
 def resume_from(args: argparse.Namespace) -> Path | None:

@@ -9,6 +9,9 @@ from leeway.checks.facts import trained_facts
 from leeway.config import RunConfig
 from leeway.errors import LeewayError
 from leeway.messages import ReportHeader, Rollout
+from leeway.metrics.areas.data import BATCH_DIGEST, BATCH_TICKETS
+from leeway.metrics.areas.lag import LAG_AGE
+from leeway.metrics.areas.reward import REWARD_ERROR
 from leeway.streams import Keys
 from leeway.telemetry.tracing import messaging, span, traceparent
 from leeway_trainer.epochs import RunEpoch
@@ -81,14 +84,14 @@ class Reports:
         """Everything that the report of a step contains."""
         found: Reported = {
             **self.times.report(metrics),
-            "lag/age": float(drawn.age),
-            "batch/digest": prompts_digest(r.prompt_ids for r in rollouts),
-            "batch/tickets": tickets_digest(r.header.ticket_id for r in rollouts),
+            LAG_AGE: float(drawn.age),
+            BATCH_DIGEST: prompts_digest(r.prompt_ids for r in rollouts),
+            BATCH_TICKETS: tickets_digest(r.header.ticket_id for r in rollouts),
             **trained_facts(rollouts, self.config.batch, step),
             **drawn.kl,
         }
         if epoch.feed is not None:
             found |= epoch.feed.take_counts()
         if error := next((r.header.reward_error for r in rollouts if r.header.reward_error), None):
-            found["reward/error"] = error[:200]
+            found[REWARD_ERROR] = error[:200]
         return found

@@ -35,6 +35,18 @@ from leeway.corrections import (
 from leeway.corrections.lag import k3
 from leeway.corrections.primitives import tail_kappa
 from leeway.messages import Rollout
+from leeway.metrics import StepData, measure
+from leeway.metrics.areas.data import DATA_DENOMINATOR_SEQUENCES, DATA_DENOMINATOR_TOKENS
+from leeway.metrics.areas.discrepancy import DISC_KL_SAMPLER
+from leeway.metrics.areas.lag import (
+    LAG_PREDICTED_CROSSING_SEQ,
+    LAG_PREDICTED_CROSSING_TOK,
+    LAG_VAR,
+    LAG_VAR_SEQ,
+)
+from leeway.metrics.areas.time import TIME_SCORE_S, TIME_TRAIN_S
+from leeway.metrics.areas.tokens import TOKENS
+from leeway.metrics.areas.trainer import GRAD_NORM, LOSS, LR
 from leeway.telemetry.tracing import span
 from leeway_trainer.batch import MicroBatch, build_micro_batch, input_length, plan_micro_batches
 from leeway_trainer.head import TailQuery
@@ -108,18 +120,18 @@ def train_step(
     with span("optimizer"):
         result = policy.step(step, scale)
     return {
-        **reward_metrics(rollouts),
+        **measure(StepData(step, age, every, rollouts)),
         **lag,
         **crossings(lag, age, config.sync.ess_threshold or 0.5),
         **sampler_discrepancy(every, rollouts),
         **totals.pooled(policy),
-        "grad_norm": result.grad_norm,
-        "lr": result.learning_rate,
-        "tokens": float(counts.tokens),
-        "data/denominator_sequences": float(counts.sequences),
-        "data/denominator_tokens": float(counts.tokens),
-        "time/score_s": scored - started,
-        "time/train_s": time.monotonic() - scored,
+        GRAD_NORM: result.grad_norm,
+        LR: result.learning_rate,
+        TOKENS: float(counts.tokens),
+        DATA_DENOMINATOR_SEQUENCES: float(counts.sequences),
+        DATA_DENOMINATOR_TOKENS: float(counts.tokens),
+        TIME_SCORE_S: scored - started,
+        TIME_TRAIN_S: time.monotonic() - scored,
     }
 
 
@@ -206,21 +218,6 @@ def token_batch(
     )
 
 
-def reward_metrics(rollouts: Sequence[Rollout]) -> Metrics:
-    """Rewards and lengths of a batch."""
-    rewards = torch.tensor([r.header.reward for r in rollouts], dtype=torch.float64)
-    lengths = torch.tensor([r.response_ids.size for r in rollouts], dtype=torch.float64)
-    truncated = [r.header.finish_reason == "length" for r in rollouts]
-    return {
-        "reward/mean": float(rewards.mean()),
-        "reward/std": float(rewards.std(correction=0)),
-        "reward/errors": float(sum(r.header.reward_error is not None for r in rollouts)),
-        "response/length_mean": float(lengths.mean()),
-        "response/length_max": float(lengths.max()),
-        "response/truncated_fraction": sum(truncated) / len(truncated),
-    }
-
-
 def global_batch(policy: Policy, rows: list[Tensor], counts: Denominators) -> TokenBatch:
     """All trained tokens of all ranks, float64 on the CPU, without heads; rows: [n, 5] per micro-batch."""
     logp, logp_sync, logp_mu, sequence, advantage = policy.ranks.gather_rows(torch.cat(rows)).unbind(1)
@@ -249,8 +246,11 @@ def crossings(lag: Metrics, age: int, threshold: float) -> Metrics:
     beyond FARTHEST steps is rounding error.
     """
     found = {
-        f"lag/predicted_crossing_{level}": predict_crossing(lag[variance], age, threshold)
-        for level, variance in (("tok", "lag/var"), ("seq", "lag/var_seq"))
+        name: predict_crossing(lag[variance], age, threshold)
+        for name, variance in (
+            (LAG_PREDICTED_CROSSING_TOK, LAG_VAR),
+            (LAG_PREDICTED_CROSSING_SEQ, LAG_VAR_SEQ),
+        )
     }
     return {name: value for name, value in found.items() if value <= FARTHEST}
 
@@ -263,7 +263,7 @@ def sampler_discrepancy(every: TokenBatch, rollouts: Sequence[Rollout]) -> Metri
         return {}
     owner = torch.tensor([known.index(name) for name in names])[every.seq_ids.cpu()]
     kl = k3((every.logp_sync - every.logp_mu).clamp(-20, 20))
-    return {f"disc/kl/{name}": float(kl[owner == i].mean()) for i, name in enumerate(known)}
+    return {DISC_KL_SAMPLER.of(name): float(kl[owner == i].mean()) for i, name in enumerate(known)}
 
 
 class _Totals:
@@ -292,6 +292,6 @@ class _Totals:
         names = sorted(self._sums)
         loss, tokens, *sums = policy.ranks.sum([self._loss, self._tokens, *(self._sums[n] for n in names)])
         return {
-            "loss": loss,
+            LOSS: loss,
             **{name: total / max(tokens, 1) for name, total in zip(names, sums, strict=True)},
         }

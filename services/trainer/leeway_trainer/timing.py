@@ -6,6 +6,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from leeway.metrics.areas.resync import VERDICT_SELF, WEIGHTS_WIRE_BYTES
+from leeway.metrics.areas.time import TIME_PUBLISH_S, TIME_SCORE_S, TIME_STEP_S, TIME_TRAIN_S, TIME_WAIT_S
+from leeway.metrics.areas.tokens import TOKENS
+from leeway.metrics.areas.trainer import TRAINER_BUSY_FRACTION, TRAINER_TOKENS_PER_S
+
 Metrics = dict[str, float]
 
 
@@ -41,14 +46,14 @@ class StepTimes:
         now = time.monotonic()
         wall, self._reported = now - self._reported, now
         collected, self._values = self._values, {}
-        busy = metrics["time/score_s"] + metrics["time/train_s"]
+        busy = metrics[TIME_SCORE_S] + metrics[TIME_TRAIN_S]
         return {
             **metrics,
-            "verdict/self": 0.0,
-            "time/publish_s": 0.0,
-            "weights/wire_bytes": 0.0,
+            VERDICT_SELF: 0.0,
+            TIME_PUBLISH_S: 0.0,
+            WEIGHTS_WIRE_BYTES: 0.0,
             **collected,
-            "time/step_s": wall,
-            "trainer/tokens_per_s": metrics["tokens"] / max(busy, 1e-9),
-            "trainer/busy_fraction": 1.0 - min(1.0, collected.get("time/wait_s", 0.0) / max(wall, 1e-9)),
+            TIME_STEP_S: wall,
+            TRAINER_TOKENS_PER_S: metrics[TOKENS] / max(busy, 1e-9),
+            TRAINER_BUSY_FRACTION: 1.0 - min(1.0, collected.get(TIME_WAIT_S, 0.0) / max(wall, 1e-9)),
         }

@@ -24,6 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from leeway.config import RunConfig
 from leeway.errors import EXIT_INTERRUPTED, LeewayError
 from leeway.messages import Rollout
+from leeway.metrics.areas.lag import LAG_ESS_SEQ, LAG_ESS_TOK
+from leeway.metrics.areas.time import TIME_PUBLISH_S, TIME_WAIT_S
 from leeway.telemetry.tracing import span
 from leeway.weights import WeightsTooLarge
 from leeway_trainer.broadcast import Broadcaster
@@ -113,14 +115,14 @@ class Trainer:
                 self.durability.save_if_due(self._state(), self.epoch.feed)
                 if opened is not None:
                     opened.set_attributes(
-                        {f"leeway.{n}": metrics[f"lag/{n}"] for n in ("ess_tok", "ess_seq")}
+                        {"leeway.ess_tok": metrics[LAG_ESS_TOK], "leeway.ess_seq": metrics[LAG_ESS_SEQ]}
                     )
         self.durability.finish(self._state(), self.epoch.feed)
         self._report("finished", self.next_batch)
 
     def next_rollouts(self) -> list[Rollout]:
         """Batch `next_batch`, on every rank; requests that arrive while waiting are served."""
-        started, published_s = time.monotonic(), self.times.spent("time/publish_s")
+        started, published_s = time.monotonic(), self.times.spent(TIME_PUBLISH_S)
         while (command := self.gates.next_command(self.next_batch)) is not Command.TRAIN:
             match command:
                 case Command.STOP:
@@ -130,8 +132,8 @@ class Trainer:
                 case Command.NEW_EPOCH:
                     self.renew_epoch()
         rollouts = self.gates.take()
-        published_s -= self.times.spent("time/publish_s")
-        self.times.set("time/wait_s", time.monotonic() - started + published_s)
+        published_s -= self.times.spent(TIME_PUBLISH_S)
+        self.times.set(TIME_WAIT_S, time.monotonic() - started + published_s)
         return rollouts
 
     def train(self, step: int, rollouts: Sequence[Rollout]) -> Metrics:

@@ -35,6 +35,8 @@ from typing import TYPE_CHECKING, Protocol
 from leeway.config import ChecksConfig
 from leeway.errors import LeewayError
 from leeway.messages import Rollout
+from leeway.metrics.areas.resync import WEIGHTS_WIRE_BYTES
+from leeway.metrics.areas.time import TIME_PREFIX_KL_S, TIME_PUBLISH_S
 from leeway.weights import WeightManifest
 from leeway_trainer.timing import StepTimes
 
@@ -130,11 +132,11 @@ class Versions:
         """
         self._require("resync", State.SETTLED, State.STRADDLING)
         if self.state is State.STRADDLING:  # theta_s must hold what was published last
-            with self._times.spend("time/prefix_kl_s"):
+            with self._times.spend(TIME_PREFIX_KL_S):
                 self._settle(self.published_at)
         measured = bool(self._last_batch) and kl_is_due(step, self._measured_at, self._checks)
         if measured:
-            with self._times.spend("time/prefix_kl_s"):
+            with self._times.spend(TIME_PREFIX_KL_S):
                 self._kl_before = self._kl_of(self._last_batch).before()
             self._measured_at = step
         self._publish(self.version + 1, step, settle=not measured)
@@ -177,20 +179,20 @@ class Versions:
             )
 
     def _publish(self, version: int, step: int, *, settle: bool) -> None:
-        with self._times.spend("time/publish_s"):
+        with self._times.spend(TIME_PUBLISH_S):
             manifest = self._publisher.publish(version, step)
             self.version, self.published_at = version, step
             self.state = State.STRADDLING
             if settle:
                 self._settle(step)
         if manifest is not None:
-            self._times.set("weights/wire_bytes", float(manifest.wire_nbytes))
+            self._times.set(WEIGHTS_WIRE_BYTES, float(manifest.wire_nbytes))
 
     def _settle(self, step: int) -> None:
         self._publisher.refresh(step)
         self.state = State.SETTLED
 
     def _measure_first_batch(self, rollouts: Sequence[Rollout]) -> dict[str, float | str]:
-        with self._times.spend("time/prefix_kl_s"):
+        with self._times.spend(TIME_PREFIX_KL_S):
             kl = self._kl_of(rollouts)
             return {**self._kl_before, **kl.around(lambda: self._settle(self.published_at))}

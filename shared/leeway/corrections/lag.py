@@ -14,6 +14,29 @@ from torch import Tensor
 from leeway.config.correction import CorrectionConfig
 from leeway.corrections.clips import f_ppo
 from leeway.corrections.primitives import masked
+from leeway.metrics.areas.discrepancy import (
+    DISC_ABS_MAX,
+    DISC_ABS_MEAN,
+    DISC_BEYOND_20,
+    DISC_KL,
+    DISC_MEAN,
+    DISC_RATIO_MEAN,
+    DISC_RATIO_STD,
+)
+from leeway.metrics.areas.lag import (
+    LAG_ABS_MAX,
+    LAG_BEYOND_20,
+    LAG_CLIP_FRACTION,
+    LAG_ESS_GEO,
+    LAG_ESS_SEQ,
+    LAG_ESS_TOK,
+    LAG_KL,
+    LAG_PREDICTED_ESS_SEQ,
+    LAG_PREDICTED_ESS_TOK,
+    LAG_TAIL_FACTOR,
+    LAG_VAR,
+    LAG_VAR_SEQ,
+)
 
 Level = Literal["token", "sequence", "geometric"]
 NO_LAG = 1e-9
@@ -122,25 +145,25 @@ def lag_metrics(
     count = max(int(mask.sum()), 1)
     ratio = torch.exp(delta.clamp(-20, 20))
     return {
-        "lag/ess_tok": ess_tok,
-        "lag/ess_seq": ess_seq,
-        "lag/ess_geo": ess(lag, mask, seq_ids, "geometric"),
-        "lag/var": lag_var,
-        "lag/var_seq": variance(seq_lag),
-        "lag/predicted_ess_tok": math.exp(-lag_var),
-        "lag/predicted_ess_seq": predict_ess(seq_lag),
-        "lag/tail_factor": tail_factor(ess_tok, lag_var),
-        "lag/kl": float(k3(trained.clamp(-20, 20)).sum()) / count,
-        "lag/clip_fraction": float(clipped.sum()) / count,
-        "lag/beyond_20": float((trained.abs() > 20).sum()),
-        "lag/abs_max": float(trained.abs().max()) if trained.numel() else 0.0,
-        "disc/abs_mean": float(delta.abs().sum()) / count,
-        "disc/mean": float(delta.sum()) / count,
-        "disc/kl": float(k3(delta.clamp(-20, 20)).sum()) / count,
-        "disc/abs_max": float(delta.abs().max()) if delta.numel() else 0.0,
-        "disc/beyond_20": float((delta.abs() > 20).sum()),
-        "disc/ratio_mean": float(ratio.mean()) if ratio.numel() else 1.0,
-        "disc/ratio_std": float(ratio.std(correction=0)) if ratio.numel() else 0.0,
+        LAG_ESS_TOK: ess_tok,
+        LAG_ESS_SEQ: ess_seq,
+        LAG_ESS_GEO: ess(lag, mask, seq_ids, "geometric"),
+        LAG_VAR: lag_var,
+        LAG_VAR_SEQ: variance(seq_lag),
+        LAG_PREDICTED_ESS_TOK: math.exp(-lag_var),
+        LAG_PREDICTED_ESS_SEQ: predict_ess(seq_lag),
+        LAG_TAIL_FACTOR: tail_factor(ess_tok, lag_var),
+        LAG_KL: float(k3(trained.clamp(-20, 20)).sum()) / count,
+        LAG_CLIP_FRACTION: float(clipped.sum()) / count,
+        LAG_BEYOND_20: float((trained.abs() > 20).sum()),
+        LAG_ABS_MAX: float(trained.abs().max()) if trained.numel() else 0.0,
+        DISC_ABS_MEAN: float(delta.abs().sum()) / count,
+        DISC_MEAN: float(delta.sum()) / count,
+        DISC_KL: float(k3(delta.clamp(-20, 20)).sum()) / count,
+        DISC_ABS_MAX: float(delta.abs().max()) if delta.numel() else 0.0,
+        DISC_BEYOND_20: float((delta.abs() > 20).sum()),
+        DISC_RATIO_MEAN: float(ratio.mean()) if ratio.numel() else 1.0,
+        DISC_RATIO_STD: float(ratio.std(correction=0)) if ratio.numel() else 0.0,
     }
 
 

@@ -20,6 +20,14 @@ from leeway.corrections.primitives import (
     ratio,
     tail_ratios,
 )
+from leeway.metrics.areas.correction import (
+    CENTER_ABS_COEF_SUM,
+    CENTER_HEAD_MASS_MU,
+    CENTER_RHO_MU,
+    WEIGHT_CLIPPED,
+    WEIGHT_MEAN,
+    WEIGHT_SQ_MEAN,
+)
 
 Metrics = dict[str, Tensor]
 """Means over the trained tokens of the batch; batches combine by token-weighted means."""
@@ -77,12 +85,12 @@ def centring(
     else:
         on_head = w[:, None] * mu
     has_tail, (rho_mu, rho_ref) = tail_ratios(batch, pi, mu, ref)
-    metrics = {"center/head_mass_mu": mu.sum(1), "center/rho_mu": rho_mu[:, 0]}
+    metrics: Metrics = {CENTER_HEAD_MASS_MU: mu.sum(1), CENTER_RHO_MU: rho_mu[:, 0]}
     if batch.tail_logp is not None:
         _, (kappa_mu, kappa_ref) = tail_ratios(batch, pi_s, mu, ref)
         share = {"discrepancy": kappa_mu - kappa_ref, "weighted": kappa_mu}.get(kind, w[:, None] * kappa_mu)
         tail = (has_tail * share)[:, 0] * batch.tail_logp
-        metrics["center/abs_coef_sum"] = on_head.abs().sum(1)
+        metrics[CENTER_ABS_COEF_SUM] = on_head.abs().sum(1)
         return centre_surrogate(batch, on_head, mask) + tail, metrics
     w_tail = weight.f(1 / rho_ref, advantage)
     if kind == "discrepancy":
@@ -92,7 +100,7 @@ def centring(
     else:
         alpha = w[:, None] * rho_mu
     coefficients = on_head - has_tail * alpha * pi
-    metrics["center/abs_coef_sum"] = coefficients.abs().sum(1)
+    metrics[CENTER_ABS_COEF_SUM] = coefficients.abs().sum(1)
     return centre_surrogate(batch, coefficients, mask), metrics
 
 
@@ -118,9 +126,9 @@ def reference(batch: TokenBatch, name: str) -> tuple[Tensor, Tensor | None]:
 def weight_metrics(w: Tensor, free: Tensor, mask: Tensor) -> Metrics:
     """Mean and mean square of the weights w [N] (mean^2 / mean square: their ESS), share that was clipped."""
     return {
-        "weight/mean": token_mean(w, mask),
-        "weight/sq_mean": token_mean(w * w, mask),
-        "weight/clipped": token_mean((w != free).to(w.dtype), mask),
+        WEIGHT_MEAN: token_mean(w, mask),
+        WEIGHT_SQ_MEAN: token_mean(w * w, mask),
+        WEIGHT_CLIPPED: token_mean((w != free).to(w.dtype), mask),
     }
 
 

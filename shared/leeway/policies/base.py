@@ -11,8 +11,9 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from leeway.errors import LeewayError
+from leeway.metrics.areas.lag import LAG_CLIP_FRACTION, LAG_ESS_SEQ, LAG_ESS_TOK
 
-ESS_TOKEN, ESS_SEQUENCE, CLIP_FRACTION = "lag/ess_tok", "lag/ess_seq", "lag/clip_fraction"
+ESS_TOKEN, ESS_SEQUENCE, CLIP_FRACTION = LAG_ESS_TOK, LAG_ESS_SEQ, LAG_CLIP_FRACTION
 
 
 class PolicyError(LeewayError, ValueError):

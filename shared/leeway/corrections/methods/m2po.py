@@ -18,6 +18,7 @@ from pydantic import Field
 from leeway.corrections.clips import TokenWeight, f_identity, f_ppo
 from leeway.corrections.registry import Method
 from leeway.corrections.settings import Proximal
+from leeway.metrics.areas.correction import M2PO_MASKED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,7 +83,7 @@ def loss(batch: TokenBatch, config: M2poConfig) -> PerToken:
         share = 1.0
     w = masked(w, keep)
     metrics = weight_metrics(w, free, batch.mask)
-    metrics["m2po/masked"] = 1 - token_mean(keep.to(w.dtype), batch.mask)
+    metrics[M2PO_MASKED] = 1 - token_mean(keep.to(w.dtype), batch.mask)
     return -advantage * w * batch.logp / share, metrics
 
 
