@@ -156,7 +156,10 @@ class Feed:
 
     def take_counts(self) -> dict[str, float]:
         """What was dropped since the last call."""
-        found = {TOKENS_VOIDED: float(self.tokens_voided), ROLLOUTS_DUPLICATES: float(self.duplicates)}
+        found: dict[str, float] = {
+            TOKENS_VOIDED: float(self.tokens_voided),
+            ROLLOUTS_DUPLICATES: float(self.duplicates),
+        }
         self.tokens_voided = self.duplicates = 0
         return found
 
