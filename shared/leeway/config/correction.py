@@ -61,7 +61,7 @@ COMMON_KEYS = tuple(key for key in CorrectionConfig.model_fields if key != "meth
 
 
 def own_keys(settings: type[CorrectionConfig]) -> list[str]:
-    """Keys that a method has beyond those of all methods, those of its own class first."""
+    """Keys of a method that are not common to all methods; those of its class come first."""
     classes = [base for base in settings.__mro__ if issubclass(base, CorrectionConfig)]
     keys = dict.fromkeys(key for base in classes for key in base.__annotations__)
     return [k for k in keys if k in settings.model_fields and k not in CorrectionConfig.model_fields]
