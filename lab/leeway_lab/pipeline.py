@@ -47,7 +47,7 @@ class PipelineFailed(LeewayError):
 
 
 def build_config(spec: RunSpec, model: Path) -> RunConfig:
-    """Configuration of `leeway run` on the weights in `model`. Raises UsageError for what only the lab has."""
+    """Configuration of `leeway run` on the weights in `model`. Raises UsageError for lab-only options."""
     condition = spec.condition
     lab_only = {
         f"condition.weights={condition.weights}": condition.weights not in SAMPLER_DTYPES,
