@@ -38,20 +38,23 @@ def open_levels(node: Any, path: str = "") -> Iterator[str]:
         yield path
     for key, value in node.get("properties", {}).items():
         yield from open_levels(value, f"{path}.{key}".lstrip("."))
-    for key in ("items", "additionalProperties", "anyOf", "then"):
+    for key in ("items", "additionalProperties", "anyOf", "oneOf", "then"):
         yield from open_levels(node.get(key), path)
 
 
 def test_the_schema_is_closed_at_every_level() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
-    found = {p for p in open_levels(schema) if p.rpartition(".")[2] not in FREE}
-    # Parameters that other libraries read: data sets, DeepSpeed, vLLM.
-    assert found == {
-        "run.model.params",
-        "run.task.params",
-        "run.sampler.engine_args",
-        "run.trainer.deepspeed",
-    }
+    found = sorted(p for p in open_levels(schema) if p.rpartition(".")[2] not in FREE)
+    # Parameters that other libraries read (data sets, DeepSpeed, vLLM), and corrections of other packages.
+    assert found == sorted(
+        {
+            "run.correction",
+            "run.model.params",
+            "run.task.params",
+            "run.sampler.engine_args",
+            "run.trainer.deepspeed",
+        }
+    )
     for name, definition in schema["definitions"].items():
         assert name.endswith("FieldsV1") or not list(open_levels(definition)), name
 
