@@ -141,14 +141,14 @@ class SavedStep:
         other = gradient if of_dlc is None else of_dlc
         norm = math.sqrt(dot(gradient, gradient))
         product = norm * math.sqrt(dot(other, other))
-        mean, square = metrics[WEIGHT_MEAN], metrics[WEIGHT_SQ_MEAN]
+        mean, square = metrics.get(WEIGHT_MEAN, 0.0), metrics.get(WEIGHT_SQ_MEAN, 0.0)
         return Row(
             correction=label,
             grad_norm=norm,
             cosine=dot(gradient, other) / product if product else 0.0,
             weight_mean=mean,
             weight_ess=mean**2 / square if square else 0.0,
-            clipped=metrics[WEIGHT_CLIPPED],
+            clipped=metrics.get(WEIGHT_CLIPPED, 0.0),
             lr_scale=lr_scale(self.whole, correction),
         ), gradient
 
