@@ -154,7 +154,7 @@ class Cluster:
     def owns(self, pod: V1Pod) -> bool:
         """Whether a pod belongs to this release."""
         component = (pod.metadata.labels or {}).get(COMPONENT, "")
-        return pod.metadata.name.startswith(f"{self.prefix}-{component}")
+        return str(pod.metadata.name).startswith(f"{self.prefix}-{component}")
 
     def watch_samplers(self, seconds: int) -> Any:
         """Events of the samplers' pods for about `seconds`: (ADDED, MODIFIED or DELETED, pod)."""

@@ -1,4 +1,4 @@
-"""Users of a shared server: what each service needs works, and what is not its business is refused."""
+"""Users of a shared server: each service can do its work, and everything else is rejected."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ FORBIDDEN: dict[str, tuple[str, Callable[[redis.Redis, Keys], object]]] = {
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
-def test_nobody_can_do_what_is_not_its_business(clients: Clients, keys: Keys, what: str) -> None:
+def test_everything_else_is_rejected(clients: Clients, keys: Keys, what: str) -> None:
     service, attempt = FORBIDDEN[what]
     with pytest.raises(redis.exceptions.NoPermissionError):
         attempt(clients[service], keys)

@@ -340,7 +340,7 @@ def test_no_progress_ends_with_a_diagnosis(client: redis.Redis, keys: Keys) -> N
     play.controller.progress.at = 0
     with pytest.raises(StalledError) as caught:
         play.controller.tick()
-    assert "samplers: none; lost: a (last heartbeat 30 s ago); tickets: 1 with" in str(caught.value)
+    assert "samplers: none; lost: a (last heartbeat 30 s ago); tickets: 1 in progress" in str(caught.value)
 
 
 def test_a_service_that_starts_again_is_waited_for(client: redis.Redis, keys: Keys) -> None:
