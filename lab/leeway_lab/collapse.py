@@ -11,7 +11,7 @@ from leeway_lab.results import Figure, Results, Series, Status, Verdict
 
 
 def hidden_collapse(results: Results) -> Verdict:
-    """A run that collapses: KL on the sampler's prefixes beside KL on its own."""
+    """A run that collapses: KL on the sampler's prefixes and on the policy's own."""
     want, arm = results.experiment.criterion, "stale"
     every = results.specs[arm][0].evaluate_every
     reward = results.column(arm, "own/reward")
@@ -136,7 +136,7 @@ def collapse_grid(results: Results) -> Verdict:
 
 def logistic_fit(x: Array, y: Array, ridge: float = 0.05) -> Array:
     """Coefficients [columns] of P(y) = sigmoid(x b), by Newton's method; the small ridge, not on the first
-    column, keeps them finite when a line separates the two."""
+    column, keeps them finite if a line separates the classes."""
     penalty = ridge * np.diag([0.0] + [1.0] * (x.shape[1] - 1))
     shift = x.mean(0) * ([0.0] + [1.0] * (x.shape[1] - 1))
     centred, beta = x - shift, np.zeros(x.shape[1])

@@ -14,11 +14,11 @@ from leeway_lab.model import Drawn
 
 TOP_P = 0.7
 OVERSAMPLING = 2
-"""Responses asked for, over those used, when a batch is what finished first."""
+"""Ratio of requested to used responses when a batch takes those that finish first."""
 RESPELLED = 0.05
-"""Share of digits that come back as other token ids of the same text."""
+"""Share of digits that are returned as different token ids of the same text."""
 LEAST_REWARD = 0.5
-"""Rollouts below it are dropped by the filter."""
+"""The filter drops rollouts with a lower reward."""
 
 
 def first_finished(drawn: Drawn, group_size: int) -> Tensor:
@@ -36,7 +36,7 @@ def take(drawn: Drawn, rows: Tensor) -> Drawn:
 
 
 def respelled(drawn: Drawn, digits: Tensor, others: Tensor, generator: torch.Generator) -> Drawn:
-    """Some of the `digits` [10] replaced by `others` [10], as if their text had been encoded another way.
+    """Some of the `digits` [10] replaced by `others` [10], as if their text had been tokenised differently.
 
     The tiny tokenizer has one spelling for everything, so its spare ids stand in for a second one. What the
     sampler reported stays with the position, as it does when only text travels.

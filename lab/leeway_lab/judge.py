@@ -1,4 +1,4 @@
-"""Verdicts of experiments whose runs are there, over processes."""
+"""Computes the verdicts of experiments whose runs are complete, in processes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from leeway_lab.spec import Experiment
 from leeway_lab.store import worker_pool
 
 SEQUENCES = 256
-"""Fresh responses for each KL; runs differ by more than that leaves open."""
+"""New responses per KL estimate; the error that remains is smaller than the spread of the runs."""
 
 
 def judge(out: Path, experiment: Experiment, seeds: int | None) -> tuple[str, Verdict]:
-    """The experiment's name and verdict, which is kept in out/verdicts."""
+    """The experiment's name and its verdict, which is stored in out/verdicts."""
     verdict = ANALYSES[experiment.analysis](Results(out, experiment, seeds, SEQUENCES))
     write_verdict(out, experiment, verdict, seeds or experiment.seeds)
     return experiment.name, verdict
@@ -26,7 +26,7 @@ def judge(out: Path, experiment: Experiment, seeds: int | None) -> tuple[str, Ve
 def judge_all(
     out: Path, chosen: list[Experiment], seeds: int | None, jobs: int
 ) -> Iterator[tuple[str, Verdict]]:
-    """Each as it is ready."""
+    """Yields each verdict as soon as it is ready."""
     pool = worker_pool(jobs)
     try:
         for future in as_completed([pool.submit(judge, out, experiment, seeds) for experiment in chosen]):

@@ -24,7 +24,7 @@ EXCLUDED = -1e4
 
 @dataclass(frozen=True)
 class Drawn:
-    """B responses of at most T tokens to prompts of P tokens.
+    """B responses of up to T tokens to prompts of P tokens.
 
     ids [B, P + T]; mask [B, T] true up to and with the end token; logp [B, T, V] of the distribution that the
     sampler reports for each token; support [B, T, V], the tokens that could be drawn (None: all).
@@ -43,7 +43,7 @@ class Drawn:
 
 
 class Task:
-    """Digits to sort, as token ids of one length; `reward` is the share of right positions."""
+    """Digits to sort, as token ids of one length; the reward is the share of correct positions."""
 
     def __init__(self, spec: ModelSpec, tokenizer: Any, size: int = 4096) -> None:
         config = task_config(spec, size)
@@ -75,7 +75,7 @@ def task_config(spec: ModelSpec, size: int = 4096) -> DigitsConfig:
 
 
 def base_directory(spec: ModelSpec) -> Path:
-    """Where theta_0 and its tokenizer are; made and warmed up on first use, then cached."""
+    """Directory of theta_0 and its tokenizer; built and warmed up on first use, then cached."""
     params = {
         "hidden": spec.hidden,
         "layers": spec.layers,
@@ -137,14 +137,14 @@ def draw(
 
 
 def nucleus(logp: Tensor, top_p: float) -> Tensor:
-    """The fewest most probable tokens whose probabilities reach `top_p`; logp and result [..., V]."""
+    """The smallest set of most probable tokens whose mass reaches `top_p`; logp and result [..., V]."""
     ordered, order = logp.exp().sort(-1, descending=True)
     kept = ordered.cumsum(-1) - ordered < top_p
     return torch.zeros_like(kept).scatter(-1, order, kept)
 
 
 class Sampler:
-    """A model with the sampler's numerics: the weights of some step, rounded or disturbed."""
+    """A model with the sampler's numerics: the weights of a step, rounded or perturbed."""
 
     def __init__(self, model: nn.Module, condition: Condition, seed: int) -> None:
         self.model, self.condition = copy.deepcopy(model), condition
@@ -161,7 +161,7 @@ class Sampler:
 
     @torch.no_grad()
     def load(self, model: nn.Module) -> None:
-        """Take the weights of `model`."""
+        """Load the weights of `model`."""
         self.model.load_state_dict(model.state_dict())
         for name, weight in self._linear():
             if self.condition.noise > 0:

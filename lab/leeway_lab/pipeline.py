@@ -1,7 +1,7 @@
 """A run of the lab by the product itself: RunSpec -> `leeway run` (vLLM, DeepSpeed, Redis) -> RunResult.
 
 build_config   the run as `leeway run` is told it (pure)
-run_pipeline   a process of its own, its log beside its output directory
+run_pipeline   a separate process, with its log next to its output directory
 read_result    metrics.jsonl and the weights at the marks, in the lab's terms
 
 Model, task, order of the prompts and optimiser are the lab's; numbers are float32 from end to end, unless
@@ -34,7 +34,7 @@ from leeway_lab.spec import RunSpec
 from leeway_lab.train import RunResult
 
 HELD_OUT = 1024
-"""Items at the end of the lab's data set that training leaves alone: KL is taken on their prompts."""
+"""Items at the end of the lab's data set that training does not use: KL is measured on their prompts."""
 START_S, BUDGET_S, STOP_S = 3600.0, 7200.0, 60.0
 """For an engine's start and whatever else is waited for, for a whole run, and for its end after that: enough
 on a machine that does other things too."""
@@ -43,11 +43,11 @@ NOT_KEPT = ("batches", "checkpoints", "model")
 
 
 class PipelineFailed(LeewayError):
-    """A run did not end well, or left something else than was asked for."""
+    """A run failed, or its output is not that of its specification."""
 
 
 def build_config(spec: RunSpec, model: Path) -> RunConfig:
-    """The run for `leeway run`, from the weights in `model`. Raises UsageError for what only the lab has."""
+    """Configuration of `leeway run` on the weights in `model`. Raises UsageError for lab-only options."""
     condition = spec.condition
     lab_only = {
         f"condition.weights={condition.weights}": condition.weights not in SAMPLER_DTYPES,
@@ -104,7 +104,7 @@ def _sync(sync: SyncConfig) -> dict[str, Any]:
 
 
 def run_pipeline(spec: RunSpec, directory: Path) -> RunResult:
-    """Run `spec` in `directory`, from the beginning; its log, `directory`.log, stays.
+    """Run `spec` in `directory` from the beginning; the log `directory`.log is kept.
 
     Raises PipelineFailed, or StalledError when it takes longer than BUDGET_S.
     """
@@ -124,7 +124,7 @@ def run_pipeline(spec: RunSpec, directory: Path) -> RunResult:
 
 
 def _finished(command: list[str], log: Path) -> int:
-    """Exit status of `command`; all that it prints goes to `log`."""
+    """Exit status of `command`; its output goes to `log`."""
     environ = {k: v for k, v in os.environ.items() if k == "LEEWAY_CACHE_DIR" or not k.startswith("LEEWAY_")}
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -158,7 +158,7 @@ def _tail(log: Path, lines: int = 20) -> str:
 
 
 def read_result(directory: Path, spec: RunSpec) -> RunResult:
-    """What the run in `directory` left. Raises PipelineFailed unless that is the whole run of `spec`."""
+    """The result of the run in `directory`. Raises PipelineFailed unless it is a complete run of `spec`."""
     rows = read_rows(directory / "metrics.jsonl")
     steps, epochs = [row["step"] for row in rows], {row["epoch"] for row in rows}
     if steps != list(range(spec.steps)) or len(epochs) != 1:

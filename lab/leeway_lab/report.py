@@ -1,4 +1,4 @@
-"""Verdicts on disk, and the page that shows them: each claim with its figure, criterion and numbers."""
+"""Stores verdicts and writes the page that shows each claim with its figure, criterion and numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leeway_lab.spec import Experiment, experiments
 
 COLOURS = ("#1f6feb", "#d1570b", "#1a7f37", "#8250df", "#bf3989", "#6e7781", "#9a6700", "#0a7ea4", "#cf222e")
 FEW = 3
-"""Lines that may have bands; more of them would hide each other."""
+"""Maximum number of lines with bands; more would hide each other."""
 STATUS_COLOURS = {"reproduced": "#1a7f37", "not reproduced": "#cf222e", "inconclusive": "#9a6700"}
 STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1f2328}
@@ -24,7 +24,7 @@ table{border-collapse:collapse}td,th{border-bottom:1px solid #d1d9e0;padding:.3r
 
 
 def write_verdict(out: Path, experiment: Experiment, verdict: Verdict, seeds: int) -> Path:
-    """Keep a verdict as JSON, with the criterion it was judged by."""
+    """Store a verdict as JSON, with its criterion."""
     path = out / "verdicts" / f"{experiment.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     data = {
@@ -122,7 +122,7 @@ def _style(number: int) -> tuple[str, str]:
 
 
 def _distances(series: dict[str, Any]) -> tuple[list[float], list[float]]:
-    """From each point up to its upper and down to its lower bound."""
+    """Error bars from each point to its upper and lower bound."""
     up = [max(0.0, high - y) for high, y in zip(series["high"], series["y"], strict=True)]
     return up, [max(0.0, y - low) for low, y in zip(series["low"], series["y"], strict=True)]
 

@@ -1,4 +1,4 @@
-"""What an analysis sees of an experiment: its arms' runs, and their divergence from on-policy in floors."""
+"""What an analysis reads: the runs of each arm, and their divergence from on-policy in noise floors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Figure:
-    """What an experiment shows; `lines` are horizontal lines worth seeing (label -> y)."""
+    """A figure of an experiment; `lines` are horizontal reference lines (label -> y)."""
 
     title: str
     x: str
@@ -44,7 +44,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How an experiment ended, by the criterion in its file."""
+    """The outcome of an experiment by the criterion in its file."""
 
     status: Status
     text: str
@@ -53,7 +53,7 @@ class Verdict:
 
 
 class Results:
-    """Kept runs of an experiment."""
+    """The stored runs of an experiment."""
 
     def __init__(self, out: Path, experiment: Experiment, seeds: int | None, sequences: int) -> None:
         self.experiment, self.sequences = experiment, sequences
@@ -69,11 +69,11 @@ class Results:
         return self._runs[arm]
 
     def column(self, arm: str, name: str) -> Array:
-        """[seeds, steps] of a metric; of the steps that have it."""
+        """[seeds, steps] of a metric, for the steps that have it."""
         return np.array([[row[name] for row in run.rows if name in row] for run in self.runs(arm)])
 
     def marks(self, arm: str) -> list[int]:
-        """Steps at which the weights were kept."""
+        """Steps whose weights are stored."""
         return sorted(self.runs(arm)[0].weights)
 
     @cached_property
@@ -98,7 +98,7 @@ class Results:
         return ratio_to_floor(dev, self.floor(mark), reverse)
 
     def ratios(self, arm: str) -> dict[int, Ratio]:
-        """Of all marks."""
+        """The ratio at every mark."""
         return {mark: self.ratio(arm, mark) for mark in self.marks(arm)}
 
     def reverse(self, arm: str) -> Ratio:
@@ -106,7 +106,7 @@ class Results:
         return self.ratio(arm, self.marks(arm)[-1], reverse=True)
 
     def syncs(self, arm: str) -> float:
-        """Mean number of resyncs of a run."""
+        """Mean number of resyncs per run."""
         return float(np.mean([len(run.resyncs) for run in self.runs(arm)]))
 
     def first_below(self, arm: str, name: str, threshold: float) -> float | None:

@@ -1,7 +1,7 @@
 """What the lab runs: one training run (RunSpec), one experiment (Experiment), both read from YAML files.
 
-An experiment names its arms, each a change to the common run, and the criterion that its verdict is judged
-by. The files are versioned with the code, so a criterion stands before the run that it judges.
+An experiment lists its arms, each a change to the common run, and the criterion of its verdict. The files are
+versioned with the code, so that a criterion is fixed before the runs it applies to.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from leeway.errors import UsageError
 
 HERE = Path(__file__).parent / "experiments"
 NEVER: dict[str, Any] = {"ess_threshold": None, "clip_fraction": None, "max_age": None, "every_n": None}
-"""No rule asks for a resync: where every run of an experiment starts from, whatever the product's default."""
+"""No resync rule: the base of every run of an experiment, independent of the product's defaults."""
 ON_POLICY = "on_policy"
-"""Label of the arm that the floor is taken from: nothing between sampler and trainer differs."""
+"""Label of the arm that the noise floor is measured on: sampler and trainer are identical."""
 ON_POLICY_RUN: dict[str, Any] = {
     "condition": {"weights": "exact", "noise": 0.0},
     "fault": "none",
@@ -32,10 +32,10 @@ ON_POLICY_RUN: dict[str, Any] = {
 }
 """Over `common`; the same in all experiments of a learning rate, so that they share its runs."""
 FIRST_SEED = 100
-"""Seeds below it were used to find settings before the criteria were written, and judge nothing."""
+"""Lower seeds were used to choose settings before the criteria were written; verdicts do not use them."""
 QUICK_SEEDS = 3
 FORMAT = 1
-"""Rises when the same RunSpec gives another result; part of the key under which results are kept."""
+"""Increased when the same RunSpec gives a different result; part of the key of stored results."""
 
 
 class _Spec(BaseModel):
@@ -65,7 +65,7 @@ class ModelSpec(_Spec):
 
 
 class RunSpec(_Spec):
-    """One training run of the lab: everything that its result depends on."""
+    """One training run of the lab: everything its result depends on."""
 
     engine: Literal["lab", "pipeline"] = "lab"
     """In this process, or by `leeway run`: vLLM, DeepSpeed and Redis (pipeline.py)."""
@@ -78,7 +78,7 @@ class RunSpec(_Spec):
     trainer, as Leeway has it."""
     correction: AnyCorrection = Field(default_factory=build_correction)
     sync: SyncConfig = SyncConfig.model_validate(NEVER)
-    """When the sampler gets the current weights; without any rule it never does."""
+    """When the sampler gets the current weights; without a rule it never does."""
     optimizer: Literal["sgd", "adamw"] = "adamw"
     learning_rate: float = Field(default=3e-5, gt=0)
     warmup: int = Field(default=0, ge=0)
@@ -97,14 +97,14 @@ class RunSpec(_Spec):
     """Also measure the gradients of score centring and importance sampling on every batch."""
 
     def key(self) -> str:
-        """Name under which the result is kept; the same for the same run."""
+        """Name of the stored result; equal for equal runs."""
         values = self.model_dump(mode="json", exclude={"engine"} if self.engine == "lab" else None)
         data = json.dumps({"format": FORMAT, **values}, sort_keys=True)
         return hashlib.sha256(data.encode()).hexdigest()[:16]
 
 
 class Experiment(_Spec):
-    """A claim, the runs that test it, and what counts as reproduced."""
+    """A claim, the runs that test it, and the criterion for reproduction."""
 
     name: str = ""
     version: int = 1
@@ -125,7 +125,7 @@ class Experiment(_Spec):
     floor_seeds: int = Field(default=10, ge=2)
     """Of the arm `on_policy`: the floor is in every ratio, so its error is too."""
     first_seed: int = Field(default=FIRST_SEED, ge=FIRST_SEED)
-    """A version that was made after seeing results of the one before it is judged on seeds of its own."""
+    """A version made after seeing results of the previous one uses new seeds."""
 
     def runs(self, seeds: int | None = None) -> dict[str, list[RunSpec]]:
         """Label -> one run per seed; `seeds`: that many for every arm."""

@@ -1,4 +1,4 @@
-"""Results of runs on disk, by the key of their RunSpec, and running them over processes."""
+"""Stores the results of runs by the key of their RunSpec, and runs missing ones in processes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from leeway_lab.spec import RunSpec
 from leeway_lab.train import RunResult, train
 
 Ended = tuple[RunSpec, BaseException | None]
-"""A run, and what it raised."""
+"""A run and the error it raised."""
 
 
 class RunsFailed(LeewayError):
-    """Some runs of the lab raised; the others are kept."""
+    """Some runs of the lab failed; the results of the others are stored."""
 
 
 def path_of(out: Path, spec: RunSpec) -> Path:
-    """Where the result of `spec` is kept."""
+    """Path of the result of `spec`."""
     return out / "runs" / f"{spec.key()}.pt"
 
 
 def load(out: Path, spec: RunSpec) -> RunResult:
-    """The kept result of `spec`."""
+    """The stored result of `spec`."""
     data = torch.load(path_of(out, spec), weights_only=True)
     return RunResult(
         rows=data["rows"],
@@ -44,7 +44,7 @@ def load(out: Path, spec: RunSpec) -> RunResult:
 
 
 def worker_pool(jobs: int) -> ProcessPoolExecutor:
-    """Processes of one thread each, which end with this one."""
+    """A pool of single-threaded processes that end with this one."""
     return ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_start_worker)
 
 
@@ -54,7 +54,7 @@ def _start_worker() -> None:
 
 
 def execute(out: Path, spec: RunSpec) -> str:
-    """Run `spec` and keep its result, whole or not at all."""
+    """Run `spec` and store its result atomically."""
     if spec.engine == "pipeline":
         result = run_pipeline(spec, out / "pipeline" / spec.key())
     else:
@@ -70,7 +70,7 @@ def execute(out: Path, spec: RunSpec) -> str:
 def execute_all(
     out: Path, specs: Iterable[RunSpec], jobs: int, done: Callable[[int, int], None] = lambda n, of: None
 ) -> int:
-    """Run what is not there yet, `jobs` at a time, those of the pipeline alone after the others; returns how
+    """Run what is missing, `jobs` at a time and then those of the pipeline one by one; returns how
     many ran. `done(n, of)` after each.
 
     Raises RunsFailed at the end, with the first traceback, when one raised.

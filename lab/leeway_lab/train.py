@@ -36,7 +36,7 @@ Rows = list[dict[str, float]]
 
 @dataclass
 class RunResult:
-    """What one run left: a row of metrics per step, resyncs, and the weights at its marks."""
+    """Result of a run: a row of metrics per step, resyncs, and the weights at its marks."""
 
     rows: Rows = field(default_factory=list)
     resyncs: list[tuple[int, str]] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Trainer:
         self.resync()
 
     def resync(self) -> None:
-        """The sampler takes the current weights."""
+        """Load the current weights into the sampler."""
         self.theta_s.load_state_dict(self.theta.state_dict())
         self.sampler.load(self.theta)
 

@@ -138,14 +138,14 @@ class SavedStep:
         other = gradient if of_dlc is None else of_dlc
         norm = math.sqrt(dot(gradient, gradient))
         product = norm * math.sqrt(dot(other, other))
-        mean, square = metrics["weight/mean"], metrics["weight/sq_mean"]
+        mean, square = metrics.get("weight/mean", 0.0), metrics.get("weight/sq_mean", 0.0)
         return Row(
             correction=label,
             grad_norm=norm,
             cosine=dot(gradient, other) / product if product else 0.0,
             weight_mean=mean,
             weight_ess=mean**2 / square if square else 0.0,
-            clipped=metrics["weight/clipped"],
+            clipped=metrics.get("weight/clipped", 0.0),
             lr_scale=lr_scale(self.whole, correction),
         ), gradient
 

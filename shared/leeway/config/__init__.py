@@ -1,8 +1,8 @@
 """The configuration of a run, one module per section.
 
-A run is described by one YAML file. Values come, later ones winning, from the defaults, the file, the
-environment (`LEEWAY_SYNC__MAX_AGE=4`: section, two underscores, key) and `--set sync.max_age=4`
-(`leeway.config.load`). Names follow verl, TRL and vLLM where those have one.
+A run is described by one YAML file. Values are taken from the defaults, the file, the environment
+(`LEEWAY_SYNC__MAX_AGE=4`: section, two underscores, key) and `--set sync.max_age=4`; later sources override
+earlier ones (`leeway.config.load`). Names follow verl, TRL and vLLM where those have one.
 """
 
 from leeway.config.base import Section

@@ -1,4 +1,4 @@
-"""What all sections of a RunConfig have in common."""
+"""What all sections of RunConfig have in common."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Dtype = Literal["bfloat16", "float32"]
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys and wrong types are refused, values cannot change later."""
+    """Base of all sections: unknown keys and wrong types are rejected, values are immutable."""
 
     model_config = ConfigDict(
         extra="forbid",

@@ -8,15 +8,15 @@ from leeway.config.base import Section
 
 
 class BatchConfig(Section):
-    """What makes one optimiser step."""
+    """The responses of one optimiser step."""
 
     prompts: int = Field(default=16, ge=1)
-    """Prompts in a batch."""
+    """Number of prompts in a batch."""
     group_size: int = Field(default=4, ge=1)
-    """Responses per prompt."""
+    """Number of responses per prompt."""
     order_seed: int | None = Field(default=None, ge=0, lt=2**31)
-    """Seed of the order of the prompts; null: the run's `seed`. With one of their own, runs that differ in
-    `seed` draw other responses to the same prompts."""
+    """Seed of the order of the prompts; null: the run's `seed`. Runs with the same `order_seed` and different
+    `seed` draw different responses to the same prompts."""
 
     @property
     def size(self) -> int:

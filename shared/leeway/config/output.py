@@ -8,12 +8,12 @@ from leeway.config.base import Section
 
 
 class OutputConfig(Section):
-    """What a run leaves behind."""
+    """What a run writes."""
 
     dir: str | None = None
     """Output directory; null: runs/<name>-<time>."""
     save_model: bool = True
-    """Write the final policy in Hugging Face format to DIR/model."""
+    """Write the final policy to DIR/model in Hugging Face format."""
     save_batches: list[NonNegativeInt] = Field(default_factory=list)
-    """Steps whose batch is kept in DIR/batches with the weights on both sides (twice the size of the model
-    each), for `leeway corrections compare`."""
+    """Steps whose batch is saved to DIR/batches with the weights on both sides (twice the size of the model
+    per batch), for `leeway corrections compare`."""

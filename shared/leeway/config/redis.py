@@ -27,21 +27,22 @@ class RedisConfig(Section):
     """The Redis or Valkey server that carries everything in flight."""
 
     url: str | None = None
-    """`redis://[[user]:password@]host:port/db` or `rediss://`; null: a server of the run's own."""
+    """`redis://[[user]:password@]host:port/db` or `rediss://...`; null: the run starts its own server."""
     service_urls: dict[Service, str] = Field(default_factory=dict)
-    """URLs of services (`controller`, `trainer`, `sampler`) that have users of their own, see
-    `leeway redis acl`; the others and the launcher use `url`."""
+    """URLs of services (`controller`, `trainer`, `sampler`) with separate Redis users, see
+    `leeway redis acl`; other services and the launcher use `url`."""
     read_urls: list[str] = Field(default_factory=list)
-    """Replicas that samplers read weights from, `redis://host:port`, each sampler beginning with another
-    one; user and password are those of `url`. What they do not have comes from `url`."""
+    """Replicas that samplers read weights from, as `redis://host:port`; each sampler starts with a different
+    one. User and password are those of `url`; data that a replica lacks is read from `url`."""
     maxmemory_mib: int = Field(default=4096, ge=64)
-    """Memory limit of the run's own server; it refuses writes beyond, it never evicts."""
+    """Memory limit of the run's own server, which rejects writes above it and never evicts."""
     appendonly: bool = False
-    """Let the run's own server write an append-only file, so that nothing is lost when it dies; without it
-    what is in flight is generated again."""
+    """Let the run's own server write an append-only file, so that nothing is lost if it dies; otherwise
+    responses in flight are generated again."""
     socket_timeout_s: float = Field(default=5.0, ge=1)
+    """Timeout of one command."""
     reconnect_s: float = Field(default=60.0, gt=0)
-    """How long a lost server is retried before a process gives up."""
+    """How long a process retries a lost connection before it gives up."""
 
     @field_validator("url", "service_urls")
     @classmethod
@@ -57,7 +58,7 @@ class RedisConfig(Section):
     @model_validator(mode="after")
     def _users_need_a_server(self) -> RedisConfig:
         if self.service_urls and self.url is None:
-            raise ValueError("redis.service_urls needs redis.url: a server of the run's own has no users")
+            raise ValueError("redis.service_urls needs redis.url: the run's own server has no users")
         return self
 
     @field_validator("read_urls")

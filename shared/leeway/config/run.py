@@ -21,11 +21,12 @@ from leeway.config.weights import WeightsConfig
 
 
 class RunConfig(Section):
-    """One run."""
+    """A run."""
 
     name: str = Field(default="run", pattern=r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$")
     """Lower-case letters, digits and dashes; part of every Redis key."""
     seed: int = Field(default=0, ge=0, lt=2**31)
+    """Seed of everything that is drawn."""
     model: ModelConfig = Field(default_factory=ModelConfig)
     task: AnyTask
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)

@@ -14,11 +14,11 @@ class TelemetryConfig(Section):
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["text", "json"] = "text"
-    """json: one object a line, with trace and span ids."""
+    """json: one object per line, with trace and span ids."""
     otlp_endpoint: str | None = None
-    """Where spans go, for example http://localhost:4317 (gRPC) or http://localhost:4318 (HTTP). The variables
-    of OpenTelemetry (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_SAMPLER, ...) come first; without either there
-    are none."""
+    """Where spans are sent, for example http://localhost:4317 (gRPC) or http://localhost:4318 (HTTP).
+    OpenTelemetry's variables (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_SAMPLER, ...) take precedence; without
+    either no spans are sent."""
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
-    """Port of /metrics (Prometheus) of every service; on one machine the controller has this one, the trainer
-    the next and the samplers those after; null: none."""
+    """Port of /metrics (Prometheus) of every service; on one machine the controller uses this port, the
+    trainer the next one and the samplers those after it; null: none."""

@@ -15,30 +15,34 @@ class TrainerConfig(Section):
     """The DeepSpeed trainer."""
 
     steps: int = Field(default=20, ge=1)
-    """Optimiser steps of the whole run."""
+    """Number of optimiser steps of the run."""
     ranks: int = Field(default=1, ge=1)
-    """Trainer processes on this machine."""
+    """Number of trainer processes on this machine."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda if there is a GPU."""
     dtype: Dtype = "bfloat16"
     """Compute type; master weights and optimiser are float32."""
     zero_stage: Literal[0, 1, 2, 3] = 0
+    """ZeRO stage of DeepSpeed."""
     learning_rate: float = Field(default=1e-5, gt=0)
     lr_schedule: Literal["constant", "linear"] = "constant"
     warmup_steps: int = Field(default=0, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)
     betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), strict=False)
     max_grad_norm: float = Field(default=1.0, gt=0)
+    """Maximum norm of the gradient; larger gradients are scaled down."""
     micro_batch_tokens: int = Field(default=4096, ge=16)
-    """Padded tokens in one forward and backward pass."""
+    """Maximum number of padded tokens in one forward and backward pass."""
     logits_chunk_tokens: int = Field(default=128, ge=1)
-    """Positions whose logits exist at the same time."""
+    """Number of positions whose logits are in memory at the same time."""
     gradient_checkpointing: bool = False
     cpu_threads: int | None = Field(default=None, ge=1)
     """Threads of a CPU trainer; null: one per core."""
     checkpoint_every: int = Field(default=10, ge=0)
-    """Steps between checkpoints; 0: only the last step's."""
+    """Steps between checkpoints; 0: only after the last step."""
     keep_checkpoints: int = Field(default=2, ge=1)
+    """Number of checkpoints that are kept."""
     deepspeed: dict[str, Any] = Field(default_factory=dict)
-    """More DeepSpeed configuration, merged over Leeway's own."""
+    """Additional DeepSpeed configuration, merged over Leeway's."""
     max_restarts: int = Field(default=0, ge=0)
-    """Restarts from the last checkpoint by the local launcher, after a crash, before the run fails."""
+    """Number of times the local launcher restarts a crashed trainer from the last checkpoint."""

@@ -73,7 +73,8 @@ class TokenBatch:
 
     def has_head(self) -> bool:
         """True when the batch carries everything that centring needs."""
-        return None not in (self.head_logp_mu, self.head_logp, self.head_logp_sync)
+        # Not `None in (...)`: comparing a tensor with None takes milliseconds.
+        return all(x is not None for x in (self.head_logp_mu, self.head_logp, self.head_logp_sync))
 
     def without_untrained(self) -> TokenBatch:
         """The batch with every number outside `mask` set to 0: those may be anything."""

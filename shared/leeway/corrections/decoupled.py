@@ -24,7 +24,7 @@ def loglinear_prox(batch: TokenBatch) -> Tensor:
 
 
 def proximal(batch: TokenBatch, config: Proximal) -> Tensor:
-    """[N] log pi_prox as `prox_logp_method` asks for it."""
+    """[N] log pi_prox according to `prox_logp_method`."""
     return batch.prox() if config.prox_logp_method == "recompute" else loglinear_prox(batch)
 
 

@@ -34,7 +34,8 @@ class Method(Generic[S]):
     """What it reads beyond pi_theta. `pre-pass`: an extra forward pass of pi_theta before the gradients."""
     source: str
     loss: Callable[[TokenBatch, S], PerToken]
-    """(per-token loss [N], metrics) of a micro-batch or of the global batch."""
+    """(per-token loss [N], metrics) of a micro-batch or of the global batch. `leeway corrections compare`
+    shows the metrics of `leeway.corrections.weighted.weight_metrics`, or 0 without them."""
     weight: Callable[[S], TokenWeight] | None = None
     """The weight of a token, for methods that can be centred."""
     aggregation: str = "token-mean"

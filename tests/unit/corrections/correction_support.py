@@ -35,9 +35,8 @@ class Prefix:
 
     def mean_score(self, weights: torch.Tensor) -> torch.Tensor:
         """sum_v weights(v) s(v)."""
-        return sum(
-            (weights[v] * self.score(v) for v in range(len(self.logits))), torch.zeros(len(self.logits))
-        )
+        scores = torch.eye(len(self.logits), dtype=torch.float64) - self.log_pi.exp()  # a row for each v
+        return weights @ scores
 
     def batch(self, a: int, advantage: float, head: torch.Tensor | None = None) -> TokenBatch:
         """A batch of the one token `a`; `head`: ids, None: the full vocabulary."""

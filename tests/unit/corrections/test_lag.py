@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leeway.config import build_correction
@@ -28,6 +28,7 @@ def test_worked_values() -> None:
 
 
 @given(st.lists(st.floats(-50, 50), min_size=1, max_size=40), st.floats(-50, 50))
+@settings(deadline=None)
 def test_bounds_and_scale_invariance(values: list[float], shift: float) -> None:
     got = share(values)
     assert 1 / len(values) - 1e-12 <= got <= 1
@@ -101,6 +102,7 @@ def test_k3_estimates_kl_from_above_zero() -> None:
 
 
 @given(st.lists(st.lists(st.floats(-5, 5), min_size=4, max_size=4), min_size=1, max_size=5))
+@settings(deadline=None)
 def test_advantages_centre_each_group(groups: list[list[float]]) -> None:
     rewards = torch.tensor(groups, dtype=torch.float64)
     for kind in ("grpo", "dr_grpo", "rloo"):

@@ -7,7 +7,6 @@ without variance: every gradient is finite and right.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,26 +96,23 @@ def exp_clamped(x: float) -> float:
 
 def reference(b: TokenBatch, c: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of the loss with respect to logp and head_logp."""
-    b = replace(b, logp=b.logp.detach(), head_logp=b.head_logp.detach())
     of_logp, of_head = torch.zeros_like(b.logp), torch.zeros_like(b.head_logp)
     to_sync = c.method == "dlc" or (c.method == "ppo" and c.reference == "sync")
     kind = c.centering if c.method == "dlc" else "weighted"
     centred = kind != "none" if c.method == "dlc" else c.centre != "none"
     ref_a, ref_head = (b.logp_sync, b.head_logp_sync) if to_sync else (b.logp_mu, b.head_logp_mu)
+    logp, logp_ref, advantage = b.logp.tolist(), ref_a.tolist(), b.advantages.tolist()
+    ids, head_mask, complete = b.head_ids.tolist(), b.head_mask.tolist(), b.support_complete.tolist()
+    head, head_at_ref, head_mu = b.head_logp.tolist(), ref_head.tolist(), b.head_logp_mu.tolist()
     for n in b.mask.nonzero()[:, 0].tolist():
-        A = float(b.advantages[n])
-        w = weight(c, exp_clamped(float(b.logp[n] - ref_a[n])), A)
+        A = advantage[n]
+        w = weight(c, exp_clamped(logp[n] - logp_ref[n]), A)
         scale = -A / b.denominators.tokens
         of_logp[n] += scale * w
         if not centred:
             continue
-        places = [
-            k for k in range(b.head_ids.shape[1])
-            if b.head_mask[n, k] and int(b.head_ids[n, k]) not in b.head_ids[n, :k].tolist()
-        ]  # fmt: skip
-        mu, pi, ref = (
-            {k: math.exp(float(x[n, k])) for k in places} for x in (b.head_logp_mu, b.head_logp, ref_head)
-        )
+        places = [k for k in range(len(ids[n])) if head_mask[n][k] and ids[n][k] not in ids[n][:k]]
+        mu, pi, ref = ({k: math.exp(x[n][k]) for k in places} for x in (head_mu, head, head_at_ref))
         left = [max(1 - sum(x.values()), 1e-6) for x in (pi, mu, ref)]
         rho_mu, rho_ref = left[1] / left[0], left[2] / left[0]
         w_tail = weight(c, 1 / rho_ref, A)
@@ -124,9 +120,9 @@ def reference(b: TokenBatch, c: Any) -> tuple[torch.Tensor, torch.Tensor]:
             kind, w * rho_mu
         )
         for k in places:
-            w_k = weight(c, exp_clamped(float(b.head_logp[n, k] - ref_head[n, k])), A)
+            w_k = weight(c, exp_clamped(head[n][k] - head_at_ref[n][k]), A)
             on_head = {"discrepancy": (mu[k] - ref[k]) * w_k, "weighted": mu[k] * w_k}.get(kind, w * mu[k])
-            tail = 0.0 if b.support_complete[n] else alpha * pi[k]
+            tail = 0.0 if complete[n] else alpha * pi[k]
             of_head[n, k] -= scale * (on_head - tail)
     return of_logp, of_head
 
@@ -144,18 +140,14 @@ def test_gradients_are_those_of_the_loop(b: TokenBatch, config: dict[str, Any]) 
     assert all(math.isfinite(float(v)) for v in metrics.values())
 
 
-@pytest.mark.parametrize(
-    "aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"]
-)
 @pytest.mark.parametrize("method", METHODS)
 @given(b=batches())
 @settings(max_examples=15, deadline=None)
-def test_every_gradient_is_finite_and_zero_where_nothing_is_trained(
-    b: TokenBatch, method: str, aggregation: str
-) -> None:
-    loss, metrics = surrogate_loss(b, correction(method, aggregation=aggregation))
-    (grad,) = torch.autograd.grad(loss, b.logp)
-    assert torch.isfinite(grad).all()
-    assert (grad[~b.mask] == 0).all()
-    assert (grad[b.advantages == 0] == 0).all()
-    assert all(math.isfinite(float(v)) for v in metrics.values())
+def test_every_gradient_is_finite_and_zero_where_nothing_is_trained(b: TokenBatch, method: str) -> None:
+    for aggregation in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"):
+        loss, metrics = surrogate_loss(b, correction(method, aggregation=aggregation))
+        (grad,) = torch.autograd.grad(loss, b.logp, retain_graph=True)
+        assert torch.isfinite(grad).all()
+        assert (grad[~b.mask] == 0).all()
+        assert (grad[b.advantages == 0] == 0).all()
+        assert all(math.isfinite(float(v)) for v in metrics.values())

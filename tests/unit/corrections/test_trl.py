@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,11 @@ def small_tokenizer() -> Any:
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     """(TRL settings, scale of the sampler's discrepancy) -> a GRPOTrainer and its inputs."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
+        # Nothing is generated here, and importing vLLM takes most of the time of these tests.
+        utilities = import_module("trl.import_utils")
+        patch.setattr(utilities, "is_vllm_available", lambda min_version=None: False)
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
     out: Path = tmp_path_factory.mktemp("trl")
