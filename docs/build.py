@@ -1,4 +1,4 @@
-"""`make docs`: write the generated pages (configuration, metrics, table of methods in corrections), check links.
+"""`make docs`: write the generated pages (configuration, metrics, methods in corrections), and check links.
 
 Both come from the code: from RunConfig and the registry of corrections. The Helm chart's schema, which
 contains RunConfig, is written as well (charts/schema/build.py).

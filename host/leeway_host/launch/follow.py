@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,7 @@ import redis
 
 from leeway.config.load import dump_config
 from leeway.events import EventTail
-from leeway.messages import Report, ReportHeader, SamplerStatus, Verdict, decode
-from leeway.metrics.areas.reward import REWARD_ERROR, REWARD_ERRORS
+from leeway.messages import Report, ReportHeader, SamplerStatus, Verdict, VerdictHeader, decode
 from leeway.statuses import read_statuses
 from leeway.streams import SCALE_FIELD, Keys, Tail, retrying
 from leeway_host.launch.checks import CheckFile
@@ -20,6 +20,7 @@ from leeway_host.launch.history import is_repeat
 from leeway_host.launch.record import Recorder, write_atomic
 from leeway_host.launch.table import View
 
+MAX_ENTRIES = 1000
 MAX_REWARD_ERRORS = 5
 """Different reward errors that are shown."""
 
@@ -50,6 +51,9 @@ class Follower:
         self._reports = Tail(client, keys.reports, budget_s=budget_s)
         self._verdicts = Tail(client, keys.verdicts, budget_s=budget_s)
         self._events = EventTail(client, keys, budget_s=budget_s)
+        self._new_reports: deque[ReportHeader] = deque()
+        self._new_verdicts: list[VerdictHeader] = []
+        """Verdicts on reports that were not taken yet."""
         self._last_report: ReportHeader | None = None
         self._reward_errors: set[str] = set()
 
@@ -60,12 +64,17 @@ class Follower:
         self.checks.update(budget_s=self.budget_s)
         self.recorder.check_counts = self.checks.counts()
         self._read_events()
-        # One entry at a time: the server may go away in between, and no entry that was read may be lost.
-        while entries := self._reports.read(count=1, block_s=None):
-            self._take_report(decode(Report, entries[0].fields).header)
-            # A verdict follows its report; reading it here keeps each row with its own verdict.
-            self._read_verdicts()
-        self._read_verdicts()
+        # Kept before anything else is read: the server may go away, and no entry that was read may be lost.
+        # Reports first: the trainer awaits a step's verdict before it reports the next step, so that the
+        # verdicts read now include those on all reports but the last.
+        for entry in self._reports.read(count=MAX_ENTRIES, block_s=None):
+            self._new_reports.append(decode(Report, entry.fields).header)
+        for entry in self._verdicts.read(count=MAX_ENTRIES, block_s=None):
+            self._new_verdicts.append(decode(Verdict, entry.fields).header)
+        self._take_verdicts()
+        while self._new_reports:
+            self._take_report(self._new_reports.popleft())
+            self._take_verdicts()
 
     def wanted_samplers(self, default: int) -> int:
         """The number that `leeway scale samplers` asked for last, `default` if it never did."""
@@ -95,6 +104,8 @@ class Follower:
             return
         self._last_report, self.progress_at = report, time.monotonic()
         self.on_report(report)
+        now_at = (report.epoch, report.step)
+        self._new_verdicts = [v for v in self._new_verdicts if (v.epoch, v.step) >= now_at]
         if report.event == "started":
             write_atomic(self.recorder.out / CONFIG_FILE, dump_config(self.recorder.config))
             self.recorder.started(report.step)
@@ -102,18 +113,21 @@ class Follower:
             self.recorder.step(report)
             self._note_reward_errors(report)
 
-    def _read_verdicts(self) -> None:
-        for entry in self._verdicts.read(count=1, block_s=None):
-            row = self.recorder.verdict(decode(Verdict, entry.fields).header)
+    def _take_verdicts(self) -> None:
+        """Show the row that awaits its verdict, if that is among the new ones."""
+        for verdict in self._new_verdicts:
+            row = self.recorder.verdict(verdict)
             if row is not None:
+                self._new_verdicts.remove(verdict)
                 self.view.row(row)
+                return
 
     def _note_reward_errors(self, report: ReportHeader) -> None:
-        text = str(report.metrics.get(REWARD_ERROR) or "")
+        text = str(report.metrics.get("reward/error") or "")
         seen = self._reward_errors
         if text and text not in seen and len(seen) < MAX_REWARD_ERRORS:
             seen.add(text)
-            count = int(float(report.metrics.get(REWARD_ERRORS) or 0))
+            count = int(float(report.metrics.get("reward/errors") or 0))
             self.view.note(
                 f"step {report.step + 1}: {count} responses could not be scored, for example: {text}"
             )
