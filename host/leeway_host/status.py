@@ -1,4 +1,4 @@
-"""What a run does right now, from its streams and, in a cluster, from its pods. For `leeway status`."""
+"""The state of a run, from its keys in Redis and, in a cluster, from its pods. For `leeway status`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWN = ("reward/mean", "lag/ess_tok", "lag/ess_seq", "lag/age", "grad_norm", "t
 
 @dataclass(frozen=True)
 class RunStatus:
-    """`current`: the version that samplers hold; None: none yet. `step`: steps done."""
+    """`current`: the version that samplers have loaded; None before the first. `step`: finished steps."""
 
     run: str
     known: bool
@@ -37,12 +37,12 @@ class RunStatus:
 
     @property
     def going(self) -> bool:
-        """Weights are published and at least one sampler holds them, or the run is finished."""
+        """At least one sampler has loaded published weights, or the run is finished."""
         return self.finished or (self.current is not None and any(s.ready for s in self.samplers))
 
 
 def read_status(client: redis.Redis, keys: Keys) -> RunStatus:
-    """What the run's keys say. Raises RedisError, RedisUnavailable, MessageError."""
+    """Read the state of a run. Raises RedisError, RedisUnavailable, MessageError."""
     if not client.exists(keys.state):
         return RunStatus(run=keys.run, known=False)
     state = RunState.load(client, keys, budget_s=BUDGET_S)
@@ -73,7 +73,7 @@ def _last_metrics(client: redis.Redis, keys: Keys) -> dict[str, float | str | No
 
 
 def describe(status: RunStatus | None, pods: Sequence[PodView] | None) -> list[str]:
-    """Lines of text."""
+    """The status as lines of text."""
     lines = [] if status is None else _describe_run(status)
     for pod in pods or ():
         state = "ready" if pod.ready else "not ready"
@@ -87,16 +87,16 @@ def describe(status: RunStatus | None, pods: Sequence[PodView] | None) -> list[s
 
 def _describe_run(status: RunStatus) -> list[str]:
     if not status.known:
-        return [f"run {status.run}: nothing on this server yet; neither controller nor trainer has started"]
+        return [f"run {status.run}: not on this server; neither controller nor trainer has started"]
     what = "finished" if status.finished else "training" if status.current is not None else "starting"
     lines = [f"run {status.run}: {what}, {status.step} steps done (run epoch {status.epoch})"]
     version = "none yet" if status.current is None else str(status.current)
     waits = [
-        f"version {status.awaiting} is awaited from the trainer" if status.awaiting is not None else "",
-        f"version {status.pending} is on its way to the samplers" if status.pending is not None else "",
+        f"waiting for version {status.awaiting} from the trainer" if status.awaiting is not None else "",
+        f"samplers are loading version {status.pending}" if status.pending is not None else "",
     ]
     lines.append("; ".join([f"weights: version {version}", *filter(None, waits)]))
-    lines.append(f"tickets: {status.tickets} waiting or in work")
+    lines.append(f"tickets: {status.tickets} queued or in progress")
     if status.metrics:
         lines.append("last step: " + "  ".join(_metric(k, v) for k, v in status.metrics.items()))
     for sampler in status.samplers:
@@ -107,7 +107,7 @@ def _describe_run(status: RunStatus) -> list[str]:
             f"{sampler.tickets} done, heartbeat {now() - sampler.heartbeat:.0f} s ago{error}"
         )
     if not status.samplers:
-        lines.append("no samplers have joined")
+        lines.append("no sampler has joined")
     return lines
 
 
@@ -116,7 +116,7 @@ def _metric(name: str, value: float | str | None) -> str:
 
 
 def as_json(status: RunStatus | None, pods: Sequence[PodView] | None) -> str:
-    """One JSON object."""
+    """The status as one JSON object."""
     run = asdict(status) if status else None
     if run is not None and status is not None:
         run["samplers"] = [s.model_dump() for s in status.samplers]

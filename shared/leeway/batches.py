@@ -1,7 +1,7 @@
-"""What batch k is: its items, the names of its tickets, and digests by which a trained batch is recognised.
+"""What batch k consists of: its items, the ids of its tickets, and the digests that identify it once trained.
 
-Pure functions: the controller plans with them, the trainer reports the digests, and a chaos run compares the
-two.
+Pure functions: the controller plans with them, the trainer reports the digests, and `leeway chaos` compares
+the two.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike
 def plan_batch(size: int, seed: int, batch: int, prompts: int) -> list[int]:
     """Items of batch `batch`: `prompts` indices into a data set of `size` items.
 
-    Epoch after epoch the data set is walked in a permutation of its own, so that no item repeats before all
-    were used. A pure function of its arguments.
+    Each pass over the data set uses a different permutation, so that no item repeats before all were used.
+    Raises ValueError for sizes below 1 and a negative batch.
     """
     if size < 1 or prompts < 1 or batch < 0:
         raise ValueError(f"size={size} and prompts={prompts} must be positive, batch={batch} not negative")
@@ -31,12 +31,12 @@ def plan_batch(size: int, seed: int, batch: int, prompts: int) -> list[int]:
 
 
 def ticket_id(epoch: int, version: int, batch: int, group: int, index: int) -> str:
-    """Name of the ticket for one slot of a batch under one weight version."""
+    """Id of the ticket for one slot of a batch under one weight version."""
     return f"{epoch}.{version}.{batch}.{group}.{index}"
 
 
 def plan_ticket_ids(epoch: int, version: int, batch: int, groups: int, group_size: int) -> list[str]:
-    """Names of all tickets of a batch, in slot order."""
+    """Ids of all tickets of a batch, in slot order."""
     return [ticket_id(epoch, version, batch, g, i) for g in range(groups) for i in range(group_size)]
 
 

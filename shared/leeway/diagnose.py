@@ -1,4 +1,4 @@
-"""Is a run stalled, and who holds what: when to end it, and the facts that its end must name."""
+"""Diagnosis of a stalled run: when it counts as stalled, and which tickets are unanswered."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from leeway.streams import TICKETS_GROUP, Keys, RedisUnavailable, now
 
 
 def tell_start(client: redis.Redis, keys: Keys, service: str, budget_s: float) -> None:
-    """Say that `service` begins to load its engine, which the others must wait for."""
+    """Announce that `service` begins to load its engine, so that the others wait for it."""
     text = f"{service} is starting"
     write_event(client, keys, source=service, name=STARTING, text=text, budget_s=budget_s)
 
 
 def is_stalled(client: redis.Redis, keys: Keys, silent_s: float, limit_s: float, start_s: float) -> bool:
-    """Whether `silent_s` seconds without progress are too many.
+    """Whether the run counts as stalled after `silent_s` seconds without progress.
 
-    More than `limit_s` are, unless a service was started meanwhile (again, after it had died): that may take
-    `start_s` longer.
+    It does after `limit_s`, or, if a service has (re)started in the meantime, after `start_s` more.
     """
     if silent_s < limit_s:
         return False
@@ -40,9 +39,9 @@ def _anyone_started(client: redis.Redis, keys: Keys, within_s: float) -> bool:
 
 
 def describe_tickets(client: redis.Redis, keys: Keys, limit: int = 6) -> str:
-    """Tickets that are not answered: their ids, who has them, and since when there was no heartbeat for them.
+    """Unanswered tickets: their ids, which sampler has them, and the time since its last heartbeat for them.
 
-    Never raises because of the server: a diagnosis must not hide what it is about.
+    Names at most `limit` tickets. Never raises because of the server: that would hide what is diagnosed.
     """
     try:
         pending: Any = client.xpending_range(keys.tickets, TICKETS_GROUP, "-", "+", limit)
@@ -53,11 +52,11 @@ def describe_tickets(client: redis.Redis, keys: Keys, limit: int = 6) -> str:
         named = [_describe(client, keys, item, beats) for item in pending]
     except (redis.RedisError, RedisUnavailable, MessageError) as exc:
         if "NOGROUP" in str(exc):
-            return "tickets: none was ever issued"
-        return f"tickets: unknown, the server said: {exc}"
+            return "tickets: none were issued"
+        return f"tickets: unknown ({exc})"
     more = f" and {held - len(named)} more" if held > len(named) else ""
-    taken = f"{held} with samplers ({'; '.join(named)}{more})" if held else "none with a sampler"
-    return f"tickets: {taken}, {waiting} that nobody took"
+    taken = f"{held} in progress ({'; '.join(named)}{more})" if held else "none in progress"
+    return f"tickets: {taken}, {waiting} queued"
 
 
 def _heartbeats(client: redis.Redis, keys: Keys) -> dict[str, float]:
@@ -72,9 +71,9 @@ def _describe(client: redis.Redis, keys: Keys, item: Mapping[str, Any], beats: M
     except MessageError:
         name = "(unreadable)"
     owner = item["consumer"].decode()
-    beat = f"{now() - beats[owner]:.0f} s ago" if owner in beats else "too long ago: it counts as lost"
+    beat = f"{now() - beats[owner]:.0f} s ago" if owner in beats else "too long ago, it counts as lost"
     idle_s = item["time_since_delivered"] / 1000
     return (
-        f"{name} with {owner}, handed out {item['times_delivered']} times, untouched for {idle_s:.0f} s, "
+        f"{name} at {owner}, delivered {item['times_delivered']} times, idle for {idle_s:.0f} s, "
         f"last heartbeat of {owner} {beat}"
     )

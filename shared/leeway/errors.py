@@ -11,13 +11,13 @@ EXIT_INTERRUPTED = 130
 
 
 class LeewayError(Exception):
-    """Base of all errors that Leeway raises on purpose; `exit_code` is what the process ends with."""
+    """Base of all errors that Leeway raises deliberately. `exit_code`: exit status of the process."""
 
     exit_code = EXIT_FAILED
 
 
 class UsageError(LeewayError):
-    """Something the user gave cannot be used: configuration, a file, a model, an address, a password."""
+    """Unusable input: a configuration, file, model, address or password."""
 
     exit_code = EXIT_USAGE
 
@@ -27,6 +27,6 @@ class ConfigError(UsageError):
 
 
 class StalledError(LeewayError):
-    """No progress within a budget; the message names what is awaited."""
+    """No progress within a time limit; the message names what is awaited."""
 
     exit_code = EXIT_STALLED

@@ -5,6 +5,7 @@ The stream `events` is capped, because nobody has to read it; `leeway run` shows
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ import redis
 
 from leeway.messages import Event, EventHeader, EventLevel, decode
 from leeway.streams import Keys, Tail, append, now, retrying
+
+log = logging.getLogger(__name__)
 
 MAX_EVENTS = 10_000
 STARTING = "starting"
@@ -35,6 +38,27 @@ def write_event(
     """
     header = EventHeader(level=level, source=source, name=name, text=text, data=dict(data or {}))
     append(client, keys.events, Event(header), maxlen=MAX_EVENTS, budget_s=budget_s)
+
+
+class EventWriter:
+    """Writes the events of one service and logs them."""
+
+    def __init__(self, client: redis.Redis, keys: Keys, source: str, *, budget_s: float) -> None:
+        self.client, self.keys, self.source, self.budget_s = client, keys, source, budget_s
+
+    def write(self, level: EventLevel, name: str, text: str, **data: object) -> None:
+        """Log the text and append the event. Raises RedisUnavailable."""
+        log.log(logging.getLevelName(level.upper()), text)
+        write_event(
+            self.client,
+            self.keys,
+            source=self.source,
+            name=name,
+            text=text,
+            level=level,
+            data=data,
+            budget_s=self.budget_s,
+        )
 
 
 class EventTail:

@@ -1,6 +1,6 @@
-"""What Leeway asks of Kubernetes: the pods of a release, and the number of its samplers.
+"""What Leeway needs of Kubernetes: the pods of a release, and the number of its samplers.
 
-Every call here stands in the chart's Role (charts/leeway/templates/controller.yaml); a test compares the two.
+The chart's Role (charts/leeway/templates/controller.yaml) permits these calls; a test compares the two.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from kubernetes.client import V1Pod
 
 RELEASE_ENV = "LEEWAY_RELEASE"
-"""What the names of a release's objects begin with; the chart sets it."""
+"""Environment variable with the common prefix of the names of a release's objects; the chart sets it."""
 INSTANCE, COMPONENT = "app.kubernetes.io/instance", "app.kubernetes.io/component"
 NODE_NOT_READY = "its node is not ready"
 IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class KubernetesError(LeewayError):
-    """The API server refused or did not answer."""
+    """The API server rejected a request or did not answer."""
 
 
 @dataclass(frozen=True)
 class PodView:
-    """A pod in a few words. `reason`: why it does not run or is not ready; empty when all is well."""
+    """The state of a pod. `reason`: why it does not run or is not ready; empty if it is healthy."""
 
     name: str
     component: str
@@ -39,7 +39,7 @@ class PodView:
 
 
 def view_pod(pod: V1Pod) -> PodView:
-    """The facts about a pod that matter here."""
+    """The state of a pod as Leeway shows it."""
     status, meta = pod.status, pod.metadata
     conditions = {c.type: c for c in status.conditions or ()}
     containers = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
@@ -65,11 +65,11 @@ def _reason(status: Any, conditions: dict[str, Any], containers: list[Any], dele
         return _words(scheduled.reason, scheduled.message)
     for container in containers:
         waiting, ended = container.state.waiting, container.last_state.terminated
-        before = f"; before: {_words(ended.reason, f'exit code {ended.exit_code}')}" if ended else ""
+        before = f"; previous run: {_words(ended.reason, f'exit code {ended.exit_code}')}" if ended else ""
         if waiting and waiting.reason not in ("PodInitializing", "ContainerCreating"):
             return f"{container.name}: {_words(waiting.reason, waiting.message)}{before}"
         if before and not container.ready and not container.state.terminated:
-            return f"{container.name} was started again{before}"
+            return f"{container.name} restarted{before}"
     ready, alive = conditions.get("Ready"), conditions.get("ContainersReady")
     if ready and alive and ready.status != "True" and alive.status == "True":
         return NODE_NOT_READY
@@ -81,26 +81,26 @@ def _words(reason: str | None, message: str | None) -> str:
 
 
 def find_loss(before: PodView | None, now: PodView, gone: bool) -> str | None:
-    """Why the process in a pod is no longer there, or another one, or out of reach; None while it is there.
+    """Why the sampler process in a pod is lost: it has ended, was replaced, or its node is unreachable.
 
-    `before`: the last view of it, `gone`: the pod is removed.
+    None while it is still there. `before`: the previous view of the pod; `gone`: the pod was deleted.
     """
     if gone:
         return "its pod was deleted"
     if now.phase == "Failed":
         return f"its pod failed ({now.reason})"
     if before is not None and now.restarts > before.restarts:
-        return f"its container ended ({now.reason or 'started again'})"
-    # A process that lives on regardless joins again with its next heartbeat.
+        return f"its container ended ({now.reason or 'restarted'})"
+    # If the process is still running, it joins again with its next heartbeat.
     if before is not None and now.reason == NODE_NOT_READY != before.reason:
         return NODE_NOT_READY
     return None
 
 
 def load_client(context: str | None = None) -> Any:
-    """The package `kubernetes`, set up from within the cluster or from a kubeconfig.
+    """The package `kubernetes`, configured by the pod's service account or a kubeconfig.
 
-    Raises UsageError when there is neither, or the package is missing.
+    Raises UsageError if there is neither, or the package is not installed.
     """
     try:
         import kubernetes
@@ -112,7 +112,7 @@ def load_client(context: str | None = None) -> Any:
         else:
             kubernetes.config.load_kube_config(context=context)
     except kubernetes.config.ConfigException as exc:
-        raise UsageError(f"no Kubernetes cluster to talk to: {exc}; set KUBECONFIG or --context") from exc
+        raise UsageError(f"no Kubernetes cluster is configured: {exc}; set KUBECONFIG or --context") from exc
     return kubernetes
 
 
@@ -130,7 +130,7 @@ def default_namespace() -> str:
 
 
 class Cluster:
-    """The objects of one release. `prefix`: what their names begin with (the chart's fullname)."""
+    """The objects of one release. `prefix`: common prefix of their names (the chart's fullname)."""
 
     def __init__(self, prefix: str, namespace: str, kubernetes: Any) -> None:
         self.prefix, self.namespace, self.kubernetes = prefix, namespace, kubernetes
@@ -152,7 +152,7 @@ class Cluster:
         return sorted(views, key=lambda view: view.name)
 
     def owns(self, pod: V1Pod) -> bool:
-        """True for pods of this release."""
+        """Whether a pod belongs to this release."""
         component = (pod.metadata.labels or {}).get(COMPONENT, "")
         return pod.metadata.name.startswith(f"{self.prefix}-{component}")
 
@@ -172,7 +172,7 @@ class Cluster:
                 yield event["type"], event["object"]
 
     def scale_samplers(self, count: int) -> None:
-        """Set the number of samplers. Raises KubernetesError, also when an autoscaler's object is missing."""
+        """Set the number of samplers. Raises KubernetesError, for example if there is no deployment."""
         api = self.kubernetes.client.AppsV1Api()
         name = f"{self.prefix}-sampler"
         self._call(

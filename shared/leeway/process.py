@@ -1,4 +1,4 @@
-"""Small facts about processes that every service shares."""
+"""What every service process needs: arguments, signals, threads, garbage collection, secrets."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Have the kernel end this process when its parent ends (Linux; elsewhere nothing). For `preexec_fn`.
+    """Let the kernel kill this process when its parent ends (Linux only). For `preexec_fn`.
 
-    `parent`: its process id, if known; a process that was orphaned before this call then ends here.
+    `parent`: the parent's process id, if known; a process that is already orphaned exits at once.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -28,7 +28,7 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def service_parser(name: str, description: str) -> argparse.ArgumentParser:
-    """Command line that all services share: where the run's configuration, streams and model are."""
+    """The arguments that all services share: the run's configuration, Redis and model."""
     parser = argparse.ArgumentParser(prog=f"python -m {name}", description=description)
     parser.add_argument("--config", required=True, help="resolved configuration of the run (YAML)")
     parser.add_argument("--run", required=True, help="name of the run in Redis")
@@ -39,35 +39,35 @@ def service_parser(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def exit_on_sigterm() -> None:
-    """End at once on SIGTERM, until the service handles it itself.
+    """Exit on SIGTERM until the service installs its own handler.
 
-    The first process of a container has no default for it: a pod that is stopped while it loads a model would
-    run into its grace period.
+    The first process of a container ignores SIGTERM by default: a pod that is deleted while it loads a model
+    would not end before its grace period is over.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))
 
 
 def limit_threads(count: int | None) -> None:
-    """Set the thread count of the numeric libraries; call it before they are imported."""
+    """Limit the threads of numeric libraries; call it before they are imported. None: no limit."""
     if count:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ[name] = str(count)
 
 
 def freeze_heap() -> None:
-    """Leave what exists now out of every later garbage collection; call it when a service is about to serve.
+    """Exclude all existing objects from later garbage collections; call it before the service's loop starts.
 
-    A sampler's modules and model are 640,000 objects, and a full collection walks them all while nothing else
-    runs.
+    The modules and the model of a sampler are 640,000 objects, and a full collection visits each of them
+    while nothing else runs.
     """
     gc.collect()
     gc.freeze()
 
 
 def secret(value: str) -> str:
-    """`env:NAME` stands for the environment variable NAME, so that no secret shows in a process list.
+    """`env:NAME` is replaced by the environment variable NAME, so that no secret appears in a process list.
 
-    A URL there that has no password gets the one in PASSWORD_ENV, whatever characters that has.
+    A URL in NAME without a password gets the one in PASSWORD_ENV, percent-encoded.
     """
     name = value.removeprefix("env:")
     if name == value:
@@ -76,7 +76,7 @@ def secret(value: str) -> str:
 
 
 def with_password(url: str, password: str | None) -> str:
-    """`url` with `password` (percent-encoded) where it has none: redis://host -> redis://:password@host."""
+    """`url` with `password` (percent-encoded) if it has none: redis://host -> redis://:password@host."""
     scheme, separator, rest = url.partition("://")
     user, _, place = rest.rpartition("@")
     if not password or ":" in user:

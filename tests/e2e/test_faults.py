@@ -159,7 +159,7 @@ def test_a_run_that_hangs_says_who_holds_what(start_run: StartRun, who: str) -> 
     assert code == 3, output
     assert run.summary()["status"] == "stalled"
     if who == "samplers":
-        assert re.search(r"1\.\d+\.\d+\.\d+\.\d+ with sampler-[01], handed out \d times, untouched", output)
+        assert re.search(r"1\.\d+\.\d+\.\d+\.\d+ at sampler-[01], delivered \d times, idle", output)
         assert re.search(r"last heartbeat of sampler-[01] (\d+ s ago|too long ago)", output)
         assert re.search(
             r"samplers: none; lost: sampler-[01] \(last heartbeat \d+ s ago\)|awaited: \d+ of", output

@@ -21,7 +21,7 @@ from leeway.errors import UsageError
 from leeway.messages import Event, EventHeader, Probe, SamplerStatus, decode
 from leeway.streams import ROLLOUTS_GROUP, Consumer, Keys, Tail, add_fields, now
 from leeway.weights import WeightManifest
-from leeway_controller.checks import Checks
+from leeway_controller.check_feed import CheckFeed
 from leeway_host.doctor import diagnose
 from leeway_host.launch.checks import CheckFile
 from leeway_host.redis_server import EmbeddedRedis
@@ -33,7 +33,7 @@ class Stage:
 
     def __init__(self, client: redis.Redis, keys: Keys, run: ToyRun) -> None:
         self.client, self.keys, self.run = client, keys, run
-        self.checks = Checks(client, keys, run.config)
+        self.checks = CheckFeed(client, keys, run.config)
         self.trainer = Consumer(client, keys.rollouts, ROLLOUTS_GROUP, "trainer")
         self.steps = run.steps(100)
 
@@ -204,7 +204,7 @@ def test_manifests_are_taken_as_published(client: redis.Redis, keys: Keys) -> No
     manifest: WeightManifest = publish_weights(
         client, keys, epoch=0, version=0, step=0, tensors=[("w", torch.ones(4))], wire_dtype="float32"
     )
-    checks = Checks(client, keys, toy_config())
+    checks = CheckFeed(client, keys, toy_config())
     checks.on_manifest(manifest)
     held = SamplerStatus(sampler="s", heartbeat=now(), epoch=0, version=0, digest=manifest.digest)
     checks.poll([held])

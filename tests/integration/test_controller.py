@@ -12,8 +12,8 @@ from leeway.config import RunConfig
 from leeway.config.load import build_config
 from leeway.diagnose import tell_start
 from leeway.errors import StalledError
+from leeway.events import EventTail
 from leeway.messages import (
-    Event,
     Report,
     ReportHeader,
     SamplerStatus,
@@ -22,9 +22,10 @@ from leeway.messages import (
     VerdictHeader,
     decode,
 )
+from leeway.statuses import write_status
 from leeway.streams import MANUAL_FIELD, TICKETS_GROUP, Consumer, Keys, Tail, append, now
 from leeway.weights import publish_weights
-from leeway_controller import reconcile
+from leeway_controller import reports
 from leeway_controller.plan import plan_batch, ticket_seed
 from leeway_controller.reconcile import Controller
 
@@ -97,7 +98,7 @@ class Play:
             version=version,
             **{"digest": self.digests.get(version, ""), **change},  # type: ignore[arg-type]
         )
-        self.client.hset(self.keys.samplers, name, status.model_dump_json())
+        write_status(self.client, self.keys, status, budget_s=5.0)
         self.controller.tick()
 
     def verdicts(self) -> list[VerdictHeader]:
@@ -117,10 +118,7 @@ class Play:
         self.beat("a", version)
 
     def events(self) -> list[str]:
-        return [
-            decode(Event, e.fields).header.name
-            for e in Tail(self.client, self.keys.events).read(block_s=None)
-        ]
+        return [event.name for event in EventTail(self.client, self.keys).read()]
 
 
 def test_a_run_from_start_to_end(client: redis.Redis, keys: Keys) -> None:
@@ -187,7 +185,7 @@ def test_a_repeated_report_changes_nothing(client: redis.Redis, keys: Keys) -> N
 def test_reports_are_trimmed_behind_those_that_were_answered(
     client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconcile, "REPORTS_KEPT", 3)
+    monkeypatch.setattr(reports, "REPORTS_KEPT", 3)
     play = Play(client, keys)
     play.started()
     for step in range(4):
@@ -248,7 +246,7 @@ def test_a_slow_sampler_is_fenced_after_the_budget(client: redis.Redis, keys: Ke
     assert "sampler_fenced" in play.events()
     assert client.hkeys(keys.fences) == [b"slow"]
     fence = client.hget(keys.fences, "slow").decode()  # type: ignore[union-attr]
-    play.beat("slow", 1)  # late, and not loaded afresh
+    play.beat("slow", 1)  # late, and not reloaded
     play.controller = play.fresh_controller()
     play.controller.tick()
     assert client.hkeys(keys.fences) == [b"slow"]
@@ -326,20 +324,20 @@ def test_no_progress_ends_with_a_diagnosis(client: redis.Redis, keys: Keys) -> N
     play = Play(client, keys, stall_timeout_s=2.0)
     with pytest.raises(StalledError, match=r"waiting for the trainer's start; samplers: none"):
         play.controller.run()
-    play.controller.progress_at = now() + 1e6
+    play.controller.progress.at = now() + 1e6
     play.started()
     taken = Consumer(client, keys.tickets, TICKETS_GROUP, "a").read(1, 0.1)
     assert taken
-    play.controller.progress_at = 0
+    play.controller.progress.at = 0
     with pytest.raises(StalledError) as caught:
         play.controller.tick()
     said = str(caught.value)
     assert "waiting for the report of step 0; samplers: a (version 1" in said
-    assert "1 with samplers (1.1.0.0.0 with a, handed out 1 times, untouched for 0 s, last heartbeat" in said
-    assert "7 that nobody took" in said
-    play.controller.progress_at = now() + 1e6
+    assert "1 in progress (1.1.0.0.0 at a, delivered 1 times, idle for 0 s, last heartbeat" in said
+    assert "7 queued" in said
+    play.controller.progress.at = now() + 1e6
     play.beat("a", 1, ago=30)
-    play.controller.progress_at = 0
+    play.controller.progress.at = 0
     with pytest.raises(StalledError) as caught:
         play.controller.tick()
     assert "samplers: none; lost: a (last heartbeat 30 s ago); tickets: 1 with" in str(caught.value)
@@ -348,17 +346,17 @@ def test_no_progress_ends_with_a_diagnosis(client: redis.Redis, keys: Keys) -> N
 def test_a_service_that_starts_again_is_waited_for(client: redis.Redis, keys: Keys) -> None:
     play = Play(client, keys, stall_timeout_s=10.0)
     sampler = play.config.sampler.model_copy(update={"start_timeout_s": 600.0})
-    play.controller.config = play.config.model_copy(update={"sampler": sampler})
+    play.controller.progress.config = play.config.model_copy(update={"sampler": sampler})
     play.started()
     play.report("step", 0, 1)
     tell_start(client, keys, "trainer", budget_s=1.0)
-    play.controller.progress_at -= 100
+    play.controller.progress.at -= 100
     play.controller.tick()
-    play.controller.progress_at -= 600
+    play.controller.progress.at -= 600
     with pytest.raises(StalledError):
         play.controller.tick()
     client.delete(keys.events)
-    play.controller.progress_at += 600
+    play.controller.progress.at += 600
     with pytest.raises(StalledError):
         play.controller.tick()
 
@@ -366,8 +364,8 @@ def test_a_service_that_starts_again_is_waited_for(client: redis.Redis, keys: Ke
 def test_responses_are_progress_too(client: redis.Redis, keys: Keys) -> None:
     play = Play(client, keys)
     play.started()
-    play.controller.progress_at = 0
+    play.controller.progress.at = 0
     play.beat("a", 1, tickets=3)  # would raise StalledError
-    play.controller.progress_at = 0
+    play.controller.progress.at = 0
     with pytest.raises(StalledError):
         play.beat("a", 1, tickets=3)

@@ -30,6 +30,7 @@ import leeway_trainer.feed as feed_module
 from leeway.batches import plan_batch, plan_ticket_ids
 from leeway.config.load import build_config
 from leeway.messages import ReportHeader, Rollout, RolloutHeader, SamplerStatus, Ticket, decode, encode
+from leeway.statuses import write_status
 from leeway.streams import EPOCH_FIELD, TICKETS_GROUP, Consumer, Entry, Keys, add_fields, now
 from leeway.weights import latest_manifest, publish_weights
 from leeway_controller.reconcile import Controller
@@ -61,7 +62,7 @@ class PlayedSampler:
             sampler=self.name, heartbeat=now(), epoch=self.wanted[0], version=self.wanted[1],
             digest=self.digest, ready=True,
         )  # fmt: skip
-        self.client.hset(self.keys.samplers, self.name, status.model_dump_json())
+        write_status(self.client, self.keys, status, budget_s=5.0)
 
     def take(self, claim: bool) -> None:
         if self.wanted[0] >= 0:
@@ -129,7 +130,7 @@ class Run(RuleBasedStateMachine):
 
     @rule()
     def tick(self) -> None:
-        statuses = self.controller.statuses()
+        statuses = self.controller.samplers.statuses()
         before = self.controller.state
         self.controller.tick()
         state = self.controller.state

@@ -17,7 +17,7 @@ def play(client: redis.Redis, keys: Keys) -> Play:
 
 
 def test_an_older_controller_can_write_nothing(play: Play) -> None:
-    from leeway_controller.reconcile import DeposedError
+    from leeway_controller.store import DeposedError
 
     play.started()
     assert play.batches() == [(0, 1)]
@@ -36,8 +36,8 @@ def test_a_report_that_the_older_one_took_is_answered_by_the_newer(
     newer = play.fresh_controller()
     newer.tick()  # has claimed what there was
     append(play.client, play.keys.reports, report(0))
-    assert len(older.reports.read(10, 0.1)) == 1, "the older one takes it and dies"
-    monkeypatch.setattr("leeway_controller.reconcile.CLAIM_EVERY_S", 0.01)
+    assert len(older.reports.consumer.read(10, 0.1)) == 1, "the older one takes it and dies"
+    monkeypatch.setattr("leeway_controller.reports.CLAIM_EVERY_S", 0.01)
     for _ in range(20):
         newer.tick(block_s=0.05)
     assert [v.step for v in play.verdicts()] == [0]
@@ -47,7 +47,7 @@ def test_a_report_that_the_older_one_took_is_answered_by_the_newer(
 def test_a_write_survives_changes_of_other_fields(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer counts epochs and users ask for resyncs in the same hash."""
     play.started()
-    original = play.controller._commit
+    original = play.controller.store.commit
     touched = []
 
     def commit(state: object, effects: object = lambda pipe: None) -> None:
@@ -58,7 +58,7 @@ def test_a_write_survives_changes_of_other_fields(play: Play, monkeypatch: pytes
 
         original(state, interfere)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(play.controller, "_commit", commit)
+    monkeypatch.setattr(play.controller.store, "commit", commit)
     play.report("step", 0, 1)
     assert touched and play.controller.state.next_step == 1 and len(play.verdicts()) == 1
 
@@ -71,7 +71,7 @@ def test_a_run_that_is_finished_can_go_on_under_a_controller_that_stays(play: Pl
     play.started()
     play.report("finished", 6, 1)
     assert play.controller.state.finished
-    play.controller.progress_at -= 10_000
+    play.controller.progress.at -= 10_000
     play.controller.tick()  # no progress is no stall now
     play.report("started", 3, 2, epoch=2)
     play.publish(2, 3, epoch=2)
@@ -82,10 +82,10 @@ def test_a_run_that_is_finished_can_go_on_under_a_controller_that_stays(play: Pl
 def test_a_sampler_whose_pod_is_gone_is_known_at_once(play: Play) -> None:
     play.started()
     play.beat("b", 1)
-    play.controller.lost.put(("b", "its pod was deleted"))
-    play.controller.lost.put(("nobody", "its pod was deleted"))
+    play.controller.sampler_lost("b", "its pod was deleted")
+    play.controller.sampler_lost("nobody", "its pod was deleted")
     play.controller.tick()
-    assert [s.sampler for s in play.controller.statuses()] == ["a"]
+    assert [s.sampler for s in play.controller.samplers.statuses()] == ["a"]
     assert play.events().count("sampler_lost") == 1
 
 

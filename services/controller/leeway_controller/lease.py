@@ -1,7 +1,7 @@
 """Leadership by a Lease: of several controllers one works, the others stand by.
 
-The Lease decides who tries; what makes two leaders harmless is the term in Redis (reconcile.py), which the
-newer one raises and the older one's next write finds raised.
+The Lease decides who may try. What makes two leaders harmless is the term in Redis (`store.py`): the newer
+one raises it, and the older one's next write finds it raised and is rejected.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ log = logging.getLogger(__name__)
 
 
 class LeaseLostError(LeewayError):
-    """Another controller leads now, or the API server could not be reached for too long."""
+    """Another controller leads, or the API server could not be reached for too long."""
 
 
 class Leadership:
-    """Stands for election in a thread.
+    """Takes part in the election, in a thread.
 
-    start -> (stands by) -> leading -> release | lost
+    start -> standing by -> leading -> release | lost
     """
 
     def __init__(self, kubernetes: Any, name: str, namespace: str, identity: str, lease_s: int) -> None:
         from kubernetes.leaderelection import electionconfig, leaderelection
         from kubernetes.leaderelection.resourcelock.leaselock import LeaseLock
 
-        class Lock(LeaseLock):
+        class Lock(LeaseLock):  # type: ignore[misc]  # kubernetes has no types
             closed = False
 
             def create(self, name: str, namespace: str, election_record: Any) -> Any:
-                # The chart makes the Lease, so that it goes with the release: who is still ending while the
-                # release is uninstalled must not leave a new one behind.
-                log.error("there is no lease %s in namespace %s; it is part of the release", name, namespace)
+                # The Lease belongs to the release and is deleted with it: a controller that is still shutting
+                # down while the release is uninstalled must not create a new one.
+                log.error("lease %s not found in namespace %s; the chart creates it", name, namespace)
                 return False
 
             def update(self, name: str, namespace: str, updated_record: Any) -> Any:
-                # The election's thread cannot be stopped; it must not take back what was given back.
+                # The election's thread cannot be stopped; it must not acquire again what was released.
                 return not self.closed and super().update(name, namespace, updated_record)
 
         logging.getLogger("leaderelection").setLevel(logging.WARNING)
@@ -57,18 +57,28 @@ class Leadership:
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
     def start(self) -> None:
-        """Stand for election."""
+        """Take part in the election from now on."""
         self._thread.start()
+
+    def wait(self, stop: threading.Event) -> None:
+        """Wait until this controller leads, or `stop` is set. Raises LeaseLostError."""
+        log.info("standing by for lease %s", self._lock.name)
+        while not (self.leading.is_set() or self.lost.is_set() or stop.is_set()):
+            self.leading.wait(0.2)
+        if self.lost.is_set():
+            raise LeaseLostError(f"lease {self._lock.name}: the election ended before this controller led")
+        if self.leading.is_set():
+            log.info("%s leads", self._lock.identity)
 
     def _run(self) -> None:
         try:
             self._election.run()
-        except Exception:  # whatever ends the election, who cannot renew must not lead
+        except Exception:  # whatever ends the election: a controller that cannot renew must not lead
             log.exception("the election ended")
             self.lost.set()
 
     def release(self) -> None:
-        """Give the lease back, so that the next one need not wait until it has run out. Best effort."""
+        """Release the lease, so that the next controller need not wait until it expires. Best effort."""
         record = self._election.observed_record
         if self.leading.is_set() and not self.lost.is_set() and record is not None:
             name, namespace = self._lock.name, self._lock.namespace

@@ -1,4 +1,4 @@
-"""Which prompts make batch k: pure functions, fixed before anything is generated."""
+"""The tickets of a batch: pure functions, so that a batch is fixed before anything is generated."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["PromptError", "check_prompt", "plan_batch", "plan_tickets", "ticket_
 
 
 class PromptError(UsageError):
-    """A prompt that cannot be generated from; the message names the item."""
+    """A prompt that cannot be used; the message names the item of the data set."""
 
 
 def ticket_seed(seed: int, batch: int, group: int, index: int) -> int:
-    """Sampling seed of one response, in [0, 2^31): the same whoever generates it, however often."""
+    """Sampling seed of one response, in [0, 2^31): the same for every sampler and every attempt."""
     digest = hashlib.blake2b(f"{seed}/{batch}/{group}/{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % 2**31
 
 
 def check_prompt(ids: Sequence[int], item: int, max_new_tokens: int, max_length: int) -> None:
-    """Raise PromptError when prompt and response do not fit the context, or the prompt is empty."""
+    """Raise PromptError if the prompt is empty, or prompt and response exceed the context length."""
     if not ids:
         raise PromptError(f"item {item} of the data set: the prompt is empty")
     if len(ids) + max_new_tokens > max_length:
         raise PromptError(
             f"item {item} of the data set: the prompt has {len(ids)} tokens; with "
-            f"sampling.max_new_tokens={max_new_tokens} that is more than model.max_length={max_length}"
+            f"sampling.max_new_tokens={max_new_tokens} that exceeds model.max_length={max_length}"
         )
 
 

@@ -1,4 +1,4 @@
-"""From items of the data set to prompt ids: text is tokenised here once, and never again."""
+"""From items of the data set to prompt ids: text is tokenised here, and nowhere else."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def prompt_encoder(config: RunConfig, model_dir: str) -> tuple[Callable[[int], l
 
 
 def check_prompts(config: RunConfig, encode: Callable[[int], list[int]], size: int) -> int:
-    """Encode every item that the run will use, so that one that does not fit ends it now and not in hours.
+    """Encode every item that the run will use, so that an unusable one ends it now and not hours later.
 
-    Returns the number of items. Raises TaskError, PromptError.
+    Returns the number of distinct items. Raises TaskError, PromptError.
     """
     items: set[int] = set()
     for batch in range(config.trainer.steps):

@@ -1,10 +1,10 @@
 """What the controller knows, and how each message changes it: pure transitions.
 
-started ------> pending = its version, nothing issued
-manifest -----> pending = the newer version, issuing stops
-attested -----> current = pending, unfinished batches are issued again under it
-step ---------> verdict; on resync issuing stops until the new version is current
-resync_failed > issuing goes on under the old version
+started ------> a new run epoch without a version; nothing is issued
+manifest -----> pending = the newer version; issuing stops
+attested -----> current = pending; unfinished batches are issued again under it
+step ---------> verdict; after a resync verdict issuing stops until the new version is current
+resync_failed > issuing continues under the old version
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class ControllerState(RunState):
     """The state of the run, and how each message changes it."""
 
     def started(self, report: ReportHeader) -> Self:
-        """The trainer (re)started: everything of older epochs is void."""
+        """The trainer has (re)started: everything of older epochs is void."""
         if report.epoch <= self.epoch:
             return self
         return type(self)(epoch=report.epoch, next_step=report.step, next_issue=report.step)
 
     def published(self, epoch: int, version: int, step: int, at: float, digest: str = "") -> Self:
-        """A manifest: `version` is what batches from `step` on are to be drawn under."""
+        """A manifest: batches from `step` on are drawn under `version`."""
         known = max(v for v in (self.current, self.pending, -1) if v is not None)
         if epoch != self.epoch or version <= known:
             return self
@@ -39,11 +39,11 @@ class ControllerState(RunState):
         return self.model_copy(update=change)
 
     def committed(self) -> Self:
-        """The pending version is current from now on."""
+        """Enough samplers have attested the pending version: it is current."""
         return self.model_copy(update={"current": self.pending, "pending": None})
 
     def stepped(self, report: ReportHeader, decision: Decision) -> Self:
-        """Batch `report.step` was trained."""
+        """Batch `report.step` was trained, and `decision` is the verdict on it."""
         if report.epoch != self.epoch or report.step < self.next_step:
             return self
         change: dict[str, int | None] = {"next_step": report.step + 1}
@@ -52,11 +52,15 @@ class ControllerState(RunState):
         return self.model_copy(update=change)
 
     def kept(self, report: ReportHeader) -> Self:
-        """The trainer could not publish the version that was asked for: the old one stays current."""
+        """The trainer could not publish the requested version: the old one stays current."""
         return self.model_copy(update={"awaiting": None}) if report.epoch == self.epoch else self
 
+    def ended(self, report: ReportHeader) -> Self:
+        """The trainer has finished the run."""
+        return self.model_copy(update={"finished": True}) if report.epoch == self.epoch else self
+
     def issued(self, batch: int) -> Self:
-        """Batch `batch` has its tickets."""
+        """The tickets of `batch` are written."""
         return self.model_copy(update={"next_issue": batch + 1})
 
 
@@ -68,7 +72,7 @@ def decide(report: ReportHeader, sync: SyncConfig, steps: int, manual: bool) -> 
 
 
 def plan_issue(state: ControllerState, max_lead: int, steps: int) -> list[int]:
-    """Batches to issue now: at most `max_lead` ahead of the trainer, none while weights are on their way."""
+    """Batches to issue now: at most `max_lead` ahead of the trainer, none while a new version is awaited."""
     if state.current is None or state.pending is not None or state.awaiting is not None or state.finished:
         return []
     return list(range(state.next_issue, min(state.next_step + max_lead + 1, steps)))
@@ -76,16 +80,16 @@ def plan_issue(state: ControllerState, max_lead: int, steps: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Attested:
-    """What live samplers say about the newest version. The lists hold names."""
+    """What live samplers attest of the newest version. The lists hold names of samplers."""
 
     commit: bool = False
-    """It is current from now on."""
+    """It becomes current now."""
     late: list[str] = field(default_factory=list)
-    """Did not attest it in time."""
+    """Did not attest it in time; to be fenced."""
     wrong: list[str] = field(default_factory=list)
-    """Hold something else under its number."""
+    """Attest its number with another digest; to be fenced."""
     back: list[str] = field(default_factory=list)
-    """Were fenced, and have loaded it afresh."""
+    """Were fenced, and have reloaded it."""
 
 
 def decide_commit(
@@ -95,11 +99,11 @@ def decide_commit(
     timeout_s: float,
     fences: Mapping[str, str] = MappingProxyType({}),
 ) -> Attested:
-    """Who holds the newest version, and whether it is current.
+    """Which samplers hold the newest version, and whether it becomes current.
 
-    Commit when every live sampler that is not fenced (`fences`: name -> fence) attests the digest of the
-    pending version, or, after `timeout_s`, when at least one does; the others are to be fenced. A fenced
-    sampler counts again when it has passed its fence.
+    It does when every live sampler that is not fenced (`fences`: name -> fence) attests the digest of the
+    pending version; after `timeout_s` when at least one does, and the others are to be fenced. A fenced
+    sampler counts again once it has passed its fence. `at`: Unix time.
     """
     newest = state.current if state.pending is None else state.pending
     if newest is None:

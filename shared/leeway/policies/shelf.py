@@ -28,7 +28,7 @@ def _always_active() -> list[str]:
 
 
 def rule_settings(name: str, sync: SyncConfig) -> SyncConfig | BaseModel:
-    """What the rule `name` gets beside the facts."""
+    """The second argument of the rule `name`."""
     model = POLICIES[name].settings
     return sync if model is None else model.model_validate(sync.policies[name])
 

@@ -21,10 +21,10 @@ class RedisRefused(UsageError):
 def connect(
     url: str, *, socket_timeout_s: float = 5.0, wait_s: float = 10.0, name: str | None = None
 ) -> redis.Redis:
-    """A client that answered a PING. `name` is what the server's CLIENT LIST shows (see `client_name`).
+    """A client whose PING was answered. `name` is shown by the server's CLIENT LIST (see `client_name`).
 
-    Raises RedisRefused (wrong password, no permission, bad URL, a certificate that nobody vouches for) at
-    once and RedisUnavailable after `wait_s`.
+    Raises RedisRefused (wrong password, no permission, bad URL, an untrusted certificate) at once
+    and RedisUnavailable after `wait_s`.
     """
     try:
         client = redis.Redis.from_url(
@@ -47,8 +47,8 @@ def connect(
     except redis.ConnectionError as exc:
         client.close()
         raise RedisRefused(
-            f"Redis at {redact_url(url)}: {exc}; name the certificate of its authority in the environment "
-            "variable SSL_CERT_FILE"
+            f"Redis at {redact_url(url)}: {exc}; set the environment variable SSL_CERT_FILE to the "
+            "certificate of its authority"
         ) from exc
     except RedisUnavailable:
         client.close()
@@ -62,7 +62,7 @@ def client_name(run: str, service: str) -> str:
 
 
 def replica_url(place: str, url: str) -> str:
-    """`place` (redis://host:port) with scheme options, user, password and database of the server `url`."""
+    """`place` (redis://host:port) with the user, password and database of the server `url`."""
     credentials, _, _ = urlsplit(url).netloc.rpartition("@")
     parts = urlsplit(place)
     netloc = f"{credentials}@{parts.netloc}" if credentials else parts.netloc

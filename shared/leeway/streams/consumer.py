@@ -22,15 +22,16 @@ T = TypeVar("T")
 class Consumer:
     """One consumer of a group on a stream.
 
-    `read` gives each entry once per consumer; entries stay pending until `ack`. After a lost connection the
-    next `read` first returns pending entries that this object never handed out.
+    `read` returns each entry once; entries stay pending until `ack`. After a lost connection the next `read`
+    first returns pending entries that it has not returned yet. All methods raise RedisUnavailable after
+    `budget_s` seconds without the server.
     """
 
     def __init__(
         self, client: redis.Redis, stream: str, group: str, name: str, *, budget_s: float = 60.0
     ) -> None:
-        # redis-py would repeat a read whose reply was lost on the way, and what that reply held would stay
-        # pending here, unseen.
+        # redis-py would repeat a read whose reply was lost, and the entries of that reply would stay pending
+        # without ever being returned.
         self.client = _without_silent_retries(client)
         self.stream, self.group, self.name = stream, group, name
         self.budget_s = budget_s
@@ -39,7 +40,7 @@ class Consumer:
         self.ensure()
 
     def ensure(self) -> None:
-        """Create stream and group when missing; the group starts at the stream's beginning."""
+        """Create stream and group if they are missing; the group starts at the beginning of the stream."""
 
         def create() -> None:
             try:
@@ -60,7 +61,7 @@ class Consumer:
             except ResponseError as exc:
                 if "NOGROUP" not in str(exc):
                     raise
-                log.warning("group %s on %s was gone and is created again", self.group, self.stream)
+                log.warning("group %s on %s no longer exists; creating it again", self.group, self.stream)
                 self.ensure()
                 return call()
 
@@ -71,7 +72,7 @@ class Consumer:
         return parse_entries(cast(Any, reply)[0][1], again=start != ">") if reply else []
 
     def read(self, count: int, block_s: float = 1.0) -> list[Entry]:
-        """Up to `count` entries, waiting at most `block_s` for the first (0: not at all)."""
+        """Up to `count` entries; waits at most `block_s` seconds for the first (0: does not wait)."""
 
         def read() -> list[Entry]:
             if self._recover:
@@ -100,17 +101,17 @@ class Consumer:
         self.held.difference_update(ids)
 
     def queue_ack(self, pipe: Any, ids: Sequence[bytes], *, delete: bool = True) -> None:
-        """Put the acknowledgement into a MULTI of the caller; call `forget` once it was executed."""
+        """Queue the acknowledgement in a MULTI of the caller, who calls `forget` once it is executed."""
         pipe.xack(self.stream, self.group, *ids)
         if delete:
             pipe.xdel(self.stream, *ids)
 
     def forget(self, ids: Iterable[bytes]) -> None:
-        """These entries are no longer held by this consumer."""
+        """Drop entries that the caller has acknowledged."""
         self.held.difference_update(ids)
 
     def refresh(self, ids: Sequence[bytes]) -> None:
-        """Heartbeat: the entries are being worked on (idle time 0, delivery count unchanged)."""
+        """Heartbeat: the entries are in progress (resets their idle time, keeps their delivery count)."""
         if ids:
             self._call(
                 lambda: self.client.xclaim(
@@ -119,7 +120,7 @@ class Consumer:
             )
 
     def deliveries(self, entries: Sequence[Entry]) -> dict[bytes, int]:
-        """How often each of this consumer's pending `entries` was handed to a consumer, 1 at first."""
+        """How often each of this consumer's pending `entries` was delivered, at least 1."""
         found = {entry.id: 1 for entry in entries}
         asked = sorted((entry.id for entry in entries if entry.again), key=id_order)
         if asked:
@@ -132,7 +133,7 @@ class Consumer:
         return found
 
     def claim_stale(self, idle_s: float, count: int) -> list[Entry]:
-        """Take over entries of consumers that gave no heartbeat for `idle_s` seconds."""
+        """Take over up to `count` entries that had no heartbeat for `idle_s` seconds."""
         reply = self._call(
             lambda: self.client.xautoclaim(
                 self.stream, self.group, self.name, int(idle_s * 1000), start_id="0-0", count=count
@@ -145,7 +146,7 @@ class Consumer:
 
 
 def _without_silent_retries(client: redis.Redis) -> redis.Redis:
-    """A client of the same server, with connections of its own, that tells of every lost connection."""
+    """A client of the same server with separate connections, which raises on every lost connection."""
     pool = client.connection_pool
     settings = {**pool.connection_kwargs, "retry": Retry(NoBackoff(), retries=0)}
     return redis.Redis(

@@ -31,18 +31,18 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def retrying(call: Callable[[], T], *, budget_s: float, what: str) -> T:
-    """`call()` repeated while the server is away, loading or out of memory.
+    """The result of `call()`, repeated while the server is unreachable, loading or out of memory.
 
-    Raises RedisUnavailable after `budget_s` seconds, naming `what`. Other errors pass.
+    Raises RedisUnavailable that names `what` after `budget_s` seconds; other errors are raised at once.
     """
 
     def give_up(state: RetryCallState) -> T:
         error = state.outcome.exception() if state.outcome else None
-        raise RedisUnavailable(f"{what}: no success within {budget_s:g} s: {error}") from error
+        raise RedisUnavailable(f"{what}: failed for {budget_s:g} s: {error}") from error
 
     def note(state: RetryCallState) -> None:
         if state.attempt_number in (2, 10, 100):
-            log.warning("%s: %s; trying again", what, state.outcome.exception() if state.outcome else "")
+            log.warning("%s: %s; retrying", what, state.outcome.exception() if state.outcome else "")
 
     retry = Retrying(
         retry=retry_if_exception(_is_transient),

@@ -11,7 +11,7 @@ from leeway.streams.retry import retrying
 
 
 class Tail:
-    """Reads a stream from a position on, without a group. `last_id` is the newest entry seen."""
+    """Reads a stream from a position onwards, without a group. `last_id`: the newest entry read."""
 
     def __init__(
         self, client: redis.Redis, stream: str, last_id: bytes | str = "0", *, budget_s: float = 60.0
@@ -19,7 +19,7 @@ class Tail:
         self.client, self.stream, self.last_id, self.budget_s = client, stream, last_id, budget_s
 
     def read(self, count: int = 100, block_s: float | None = 1.0) -> list[Entry]:
-        """Entries after `last_id`, at most `count`; waits up to `block_s` (None: not at all)."""
+        """Up to `count` entries after `last_id`; waits at most `block_s` seconds (None: does not wait)."""
         block = None if block_s is None else block_ms(self.client, block_s)
         reply = retrying(
             lambda: self.client.xread({self.stream: self.last_id}, count=count, block=block),

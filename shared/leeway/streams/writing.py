@@ -18,7 +18,7 @@ def append(
     maxlen: int | None = None,
     budget_s: float = 60.0,
 ) -> bytes:
-    """Write one entry and return its id. Waits up to `budget_s` while the server is away or full."""
+    """Write one entry and return its id. Retries for `budget_s` while the server is unreachable or full."""
     fields = encode(message)
     return retrying(
         lambda: add_fields(client, stream, fields, maxlen), budget_s=budget_s, what=f"writing to {stream}"

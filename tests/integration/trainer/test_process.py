@@ -105,7 +105,7 @@ def test_stall_exits_with_3_and_names_the_slots(process, tiny_dir, client, keys)
     code, log = process.finish()
     assert code == 3
     assert "6 of batch 0: 0/0, 0/1" in log
-    assert "tickets: none was ever issued" in log
+    assert "tickets: none were issued" in log
     assert "6 of batch 0" in failures(client, keys)[0]
 
 

@@ -13,7 +13,8 @@ def view(name: str = "s", restarts: int = 0, phase: str = "Running") -> PodView:
 
 
 def test_losses_by_pod() -> None:
-    watch = PodWatch(cast(Cluster, cast(Any, None)))
+    lost: list[tuple[str, str]] = []
+    watch = PodWatch(cast(Cluster, cast(Any, None)), lambda name, why: lost.append((name, why)))
     for seen, gone in [
         (view(), False),
         (view("other"), False),
@@ -24,6 +25,5 @@ def test_losses_by_pod() -> None:
         (view("other"), False),
     ]:
         watch.see(seen, gone)
-    lost = [watch.lost.get_nowait() for _ in range(watch.lost.qsize())]
     assert [name for name, _ in lost] == ["s", "s"]
     assert "container ended" in lost[0][1] and "deleted" in lost[1][1]

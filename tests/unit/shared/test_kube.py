@@ -66,11 +66,11 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
                 container({"waiting": {"reason": "CrashLoopBackOff"}}, restarts=3, terminated=KILLED)
             ],
         },
-        "sampler: CrashLoopBackOff; before: OOMKilled: exit code 137",
+        "sampler: CrashLoopBackOff; previous run: OOMKilled: exit code 137",
     ),
-    "started again": (
+    "restarted": (
         {"phase": "Running", "containerStatuses": [container(RUNNING, restarts=1, terminated=KILLED)]},
-        "sampler was started again; before: OOMKilled: exit code 137",
+        "sampler restarted; previous run: OOMKilled: exit code 137",
     ),
     "evicted": (
         {"phase": "Failed", "reason": "Evicted", "message": "low on memory"},

@@ -1,7 +1,7 @@
-"""The controller's side of the checks: reads along, evaluates, posts results.
+"""Feeds the infrastructure checks with what passes over the streams, and posts their results.
 
-The stream `rollouts` is read without a group, so nothing waits for this reader and nothing is taken from the
-trainer; a rollout that was trained and deleted before it was read here is simply not witnessed.
+The stream `rollouts` is read without a group, so that nothing waits for this reader and nothing is taken from
+the trainer. A rollout that is trained and deleted before it is read here does not count.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from leeway.weights import WeightManifest
 log = logging.getLogger(__name__)
 
 READ_COUNT = 32
-"""Rollouts in one read; they carry their heads, so a few hundred kilobytes each at most."""
-READS_A_TICK = 16
+"""Rollouts per read; with its head one has a few hundred kilobytes at most."""
+READS_PER_TICK = 16
 STATUS_EVERY_S = 1.0
-MOST_WAITING = 64
-"""Reports that wait for their rollouts to be read; older ones are evaluated with what was seen."""
+MAX_PENDING_REPORTS = 64
+"""Maximum number of reports that wait for their rollouts to be read; older ones are dropped."""
 
 
-class Checks:
-    """Checks of one run, driven by the controller's loop."""
+class CheckFeed:
+    """Feeds the checks of one run, driven by the controller's loop."""
 
     def __init__(
         self, client: redis.Redis, keys: Keys, config: RunConfig, round_trip: RoundTrip | None = None
@@ -44,11 +44,11 @@ class Checks:
         self.monitor = Monitor(config, round_trip)
         self._records = load_records(client, keys, budget_s=self.budget_s)
         self._rollouts = Tail(client, keys.rollouts, budget_s=self.budget_s)
-        self._reports: deque[ReportHeader] = deque(maxlen=MOST_WAITING)
+        self._reports: deque[ReportHeader] = deque(maxlen=MAX_PENDING_REPORTS)
         self._statuses_at = 0.0
 
     def on_report(self, report: ReportHeader) -> None:
-        """A step report; it is evaluated once the rollouts before it were read."""
+        """A step report; it is evaluated once all rollouts written before it are read."""
         if report.event == "step":
             self._reports.append(report)
 
@@ -57,7 +57,7 @@ class Checks:
         self.monitor.on_manifest(manifest.epoch, manifest.version, manifest.digest)
 
     def poll(self, statuses: Sequence[SamplerStatus]) -> None:
-        """Read what is there, evaluate what is complete, post what came out."""
+        """Read new rollouts, evaluate steps whose rollouts are read, post the results."""
         results: list[CheckResult] = []
         if self._read_rollouts():
             while self._reports:
@@ -71,8 +71,8 @@ class Checks:
             log.warning("check %s: %s: %s", news.name, news.status, news.evidence)
 
     def _read_rollouts(self) -> bool:
-        """Whether the stream was read to its end."""
-        for _ in range(READS_A_TICK):
+        """Read rollouts; True if the end of the stream was reached."""
+        for _ in range(READS_PER_TICK):
             entries = self._rollouts.read(READ_COUNT, None)
             for entry in entries:
                 try:
@@ -85,7 +85,7 @@ class Checks:
 
 
 def text_round_trip(model_dir: str, trust_remote_code: bool) -> RoundTrip:
-    """Decoding and encoding by the model's tokenizer, special tokens and all."""
+    """Token ids -> (text, ids of the text), by the model's tokenizer, special tokens included."""
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(

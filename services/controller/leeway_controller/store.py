@@ -1,0 +1,76 @@
+"""The run's state in Redis, and the term that decides which controller may write it.
+
+    term     HINCRBY when a controller starts; the highest term owns the run
+    commit   WATCH state -> is the term still ours? -> MULTI effects, state EXEC
+
+A verdict or a ticket is written in the same MULTI as the state that it belongs to, so that a restarted
+controller continues exactly there, and a replaced one writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import redis
+
+from leeway.errors import LeewayError
+from leeway.streams import MANUAL_FIELD, STATE_FIELD, TERM_FIELD, Keys, retrying
+from leeway_controller.state import ControllerState
+
+COMMIT_ATTEMPTS = 100
+Effects = Callable[[Any], None]
+"""Queues writes on the pipeline it is given."""
+
+
+class DeposedError(LeewayError):
+    """A newer controller works on the run; this one has written nothing since."""
+
+
+class StateStore:
+    """The state of one run. `state` is what was committed last."""
+
+    def __init__(self, client: redis.Redis, keys: Keys, *, budget_s: float) -> None:
+        self.client, self.keys, self.budget_s = client, keys, budget_s
+        # Before the state is read: from here on an older controller cannot change it.
+        self.term: int = self._retry(
+            lambda: client.hincrby(keys.state, TERM_FIELD, 1), "counting controllers"
+        )
+        self.state = ControllerState.load(client, keys, budget_s=budget_s)
+
+    def _retry(self, call: Callable[[], Any], what: str) -> Any:
+        return retrying(call, budget_s=self.budget_s, what=what)
+
+    def commit(self, state: ControllerState, effects: Effects = lambda pipe: None) -> None:
+        """Write effects and state in one MULTI. Raises DeposedError, RedisUnavailable."""
+        self._retry(lambda: self._write(state, effects), "writing the state")
+        self.state = state
+
+    def _write(self, state: ControllerState, effects: Effects) -> None:
+        with self.client.pipeline(transaction=True) as pipe:
+            for _ in range(COMMIT_ATTEMPTS):
+                cast(Any, pipe).watch(self.keys.state)
+                term = int(cast(Any, pipe.hget(self.keys.state, TERM_FIELD)) or 0)
+                if term > self.term:
+                    raise DeposedError(f"controller {term} of this run has replaced this one ({self.term})")
+                pipe.multi()
+                effects(pipe)
+                pipe.hset(self.keys.state, STATE_FIELD, state.model_dump_json())
+                try:
+                    pipe.execute()
+                    return
+                except redis.WatchError:
+                    continue  # another field changed: an epoch, a request for a resync
+        raise redis.ConnectionError(
+            f"the state changed during each of {COMMIT_ATTEMPTS} attempts to write it"
+        )
+
+    def manual_resync_requested(self) -> bool:
+        """Whether a person asked for a resync that has not been answered yet."""
+        return bool(
+            self._retry(lambda: self.client.hexists(self.keys.state, MANUAL_FIELD), "reading the state")
+        )
+
+    def queue_manual_resync_done(self, pipe: Any) -> None:
+        """An effect: the request for a resync is answered."""
+        pipe.hdel(self.keys.state, MANUAL_FIELD)
