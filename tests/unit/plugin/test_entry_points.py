@@ -1,4 +1,4 @@
-"""The example package (tests/plugin) adds one entry to every registry, and every registry accepts its entry."""
+"""The example package (tests/plugin) adds one entry to every registry, and each registry accepts it."""
 
 from __future__ import annotations
 
