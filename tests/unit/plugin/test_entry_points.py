@@ -1,4 +1,4 @@
-"""The example package (tests/plugin) adds one entry to every registry, and each registry accepts its own."""
+"""The example package (tests/plugin) adds one entry to every registry, and each registry accepts it."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.group)
 def test_every_registry_gets_one_entry(registry: Registry[Any]) -> None:
     (name,) = PROJECT["entry-points"][registry.group]
-    again = Registry(registry.group, registry.package, registry.attribute, registry.kind, registry.what)
-    assert name not in registry and name in again
-    assert isinstance(again[name], registry.kind)
+    # A new one: a registry remembers what was installed when it was first used.
+    fresh = Registry(registry.group, registry.package, registry.attribute, registry.kind, registry.what)
+    assert isinstance(fresh[name], registry.kind)
 
 
 def test_the_documentation_lists_the_registries() -> None:
