@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 import redis
 
-sys.path.append(str(Path(__file__).parents[1]))
-
 from leeway.checks.board import FILE_NAME, dump_records, load_records, post_rejected
 from leeway.config.load import dump_config
 from leeway.errors import UsageError

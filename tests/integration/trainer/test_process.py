@@ -69,7 +69,7 @@ def failures(client, keys) -> list[str]:
 
 
 def test_help_is_instant():
-    started = time.monotonic()
+    before = os.times()
     done = subprocess.run(
         [sys.executable, "-m", "leeway_trainer", "--help"],
         env=ENV,
@@ -79,7 +79,8 @@ def test_help_is_instant():
     )
     assert done.returncode == 0
     assert "--resume" in done.stdout
-    assert time.monotonic() - started < 3
+    after = os.times()  # processor time, because other tests run beside this one
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 3
 
 
 def test_missing_model_is_a_usage_error(process, client, keys, tmp_path):
