@@ -12,6 +12,7 @@ import redis
 from leeway.config.load import dump_config
 from leeway.events import EventTail
 from leeway.messages import Report, ReportHeader, SamplerStatus, Verdict, VerdictHeader, decode
+from leeway.metrics.areas.reward import REWARD_ERROR, REWARD_ERRORS
 from leeway.statuses import read_statuses
 from leeway.streams import SCALE_FIELD, Keys, Tail, retrying
 from leeway_host.launch.checks import CheckFile
@@ -123,11 +124,11 @@ class Follower:
                 return
 
     def _note_reward_errors(self, report: ReportHeader) -> None:
-        text = str(report.metrics.get("reward/error") or "")
+        text = str(report.metrics.get(REWARD_ERROR) or "")
         seen = self._reward_errors
         if text and text not in seen and len(seen) < MAX_REWARD_ERRORS:
             seen.add(text)
-            count = int(float(report.metrics.get("reward/errors") or 0))
+            count = int(float(report.metrics.get(REWARD_ERRORS) or 0))
             self.view.note(
                 f"step {report.step + 1}: {count} responses could not be scored, for example: {text}"
             )
