@@ -21,7 +21,7 @@ SLICES = {
 }
 """Number of units that a module's tests are divided into."""
 VARIANTS = {"tests/integration/sampler/test_engine.py": ("tied", "untied")}
-"""Parameters of a module's engine: one unit, and so one engine, for each. Tests without one join the first."""
+"""Parameters of a module's engine: one unit and one engine for each. Tests without one join the first."""
 FIRST = (
     "tests/e2e/test_chaos.py",
     "tests/integration/sampler/test_engine.py",
