@@ -21,7 +21,7 @@ SLICES = {
 }
 """Number of units that a module's tests are divided into."""
 VARIANTS = {"tests/integration/sampler/test_engine.py": ("tied", "untied")}
-"""Parameters of a module's engine: one unit, and so one engine, for each."""
+"""Parameters of a module's engine: one unit and one engine for each. Tests without one join the first."""
 FIRST = (
     "tests/e2e/test_chaos.py",
     "tests/integration/sampler/test_engine.py",
@@ -58,9 +58,9 @@ def unit_of(nodeid: str) -> str:
         return nodeid
     if module in SLICES:
         return f"{module} {zlib.crc32(nodeid.encode()) % SLICES[module]}"
-    for variant in VARIANTS.get(module, ()):
-        if variant in parameter.split("-"):
-            return f"{module} {variant}"
+    if module in VARIANTS:
+        first, *others = VARIANTS[module]
+        return f"{module} {next((v for v in others if v in parameter.split('-')), first)}"
     return module
 
 
