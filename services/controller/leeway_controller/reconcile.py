@@ -355,7 +355,7 @@ class Controller:
         attributes = {"leeway.batch": batch, "leeway.version": state.current, "leeway.epoch": state.epoch}
         with span("plan batch", attributes, root=True):
             self._write_tickets(batch)
-        metrics.BATCHES.inc()
+        metrics.batch_issued()
 
     def _write_tickets(self, batch: int) -> None:
         config, state = self.config, self.state
