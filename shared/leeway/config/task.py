@@ -19,7 +19,7 @@ class TaskConfig(Section):
     """Where prompts come from and how a response is rewarded."""
 
     kind: str
-    """Kind of the task; each kind has keys of its own."""
+    """Kind of the task; each kind has its own keys."""
     reward: str = "exact"
     """`exact`, `last_number`, `verifier` (the task's own), a reward from an installed package, or
     `module:function`."""
