@@ -164,5 +164,5 @@ def test_deepspeed_settings_that_it_refuses_are_named(tiny_dir, ranks, settings)
     with pytest.raises(UsageError) as caught:
         Policy(load(tiny_dir), _config(tiny_dir, 0, deepspeed=settings), ranks)
     assert str(caught.value).startswith(
-        f"trainer.deepspeed: DeepSpeed does not start with {json.dumps(settings)}"
+        f"trainer.deepspeed: DeepSpeed cannot start with {json.dumps(settings)}"
     )
