@@ -30,6 +30,10 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Continue the run in this directory.")
     ] = None,
+    resume_from: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="STEP", help="With --resume: go back to the checkpoint of this step."),
+    ] = None,
     redis: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Use this Redis server instead of starting one (redis.url)."),
@@ -46,6 +50,8 @@ def run(
 
     if resume is not None and out is not None and resume != out:
         raise UsageError("--resume DIR writes to DIR: omit --out")
+    if resume_from is not None and resume is None:
+        raise UsageError(f"--resume-from {resume_from} needs --resume DIR, the run to continue")
     path = config or (resume / "config.yaml" if resume else None)
     if path is None:
         raise UsageError("which run? give a configuration, for example: leeway run examples/quickstart.yaml")
@@ -59,7 +65,9 @@ def run(
     resolved = load_config(path, [*(sets or []), *options])
     _check_passwords(resolved, path)
     directory = resume or out or default_out(resolved)
-    result = LocalRun(resolved, directory, resume=resume is not None, as_json=as_json).run()
+    result = LocalRun(
+        resolved, directory, resume=resume is not None, resume_from=resume_from, as_json=as_json
+    ).run()
     if as_json:
         typer.echo(json.dumps(result.summary))
     elif result.exit_code:
