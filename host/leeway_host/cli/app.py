@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from leeway.errors import EXIT_INTERRUPTED, LeewayError
-from leeway_host.cli import bench, config, corrections, lab, model, redis, run, runs
+from leeway_host.cli import bench, config, corrections, doctor, lab, model, redis, run, runs
 
 app = typer.Typer(
     name="leeway",
@@ -23,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for theme in (run, runs, lab):
+for theme in (run, doctor, runs, lab):
     app.add_typer(theme.app)
 app.add_typer(runs.scale, name="scale")
 app.add_typer(config.app, name="config")

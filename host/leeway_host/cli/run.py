@@ -35,6 +35,10 @@ def run(
         typer.Option(metavar="URL", help="Use this Redis server instead of starting one (redis.url)."),
     ] = None,
     sets: Sets = None,
+    no_preflight: Annotated[
+        bool,
+        typer.Option("--no-preflight", help="Start at once, without the checks of leeway doctor CONFIG."),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print each step and the summary as a JSON line.")
     ] = False,
@@ -59,7 +63,10 @@ def run(
     resolved = load_config(path, [*(sets or []), *options])
     _check_passwords(resolved, path)
     directory = resume or out or default_out(resolved)
-    result = LocalRun(resolved, directory, resume=resume is not None, as_json=as_json).run()
+    job = LocalRun(
+        resolved, directory, resume=resume is not None, as_json=as_json, preflight=not no_preflight
+    )
+    result = job.run()
     if as_json:
         typer.echo(json.dumps(result.summary))
     elif result.exit_code:

@@ -1,15 +1,14 @@
-"""Commands about a run, finished or active: report, doctor, status, resync, scale."""
+"""Commands about a run, finished or active: report, status, resync, scale."""
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from leeway.errors import EXIT_FAILED, EXIT_STALLED, UsageError
+from leeway.errors import EXIT_STALLED, UsageError
 from leeway_host.cli.options import AsJson
 from leeway_host.cli.target import (
     Context,
@@ -32,30 +31,6 @@ def report(run_dir: Annotated[Path, typer.Argument(help="Output directory of a r
     from leeway_host.report import write_report
 
     typer.echo(str(write_report(run_dir)))
-
-
-@app.command()
-def doctor(
-    run: Annotated[str, typer.Argument(help="Output directory of a run, or redis://... of an active one.")],
-    name: Annotated[
-        str | None,
-        typer.Option(help="Name of the run, if the server has several (leeway run prints it)."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show every infrastructure check of a run; exit status 1 if one fails."""
-    from leeway_host.doctor import build_table, diagnose
-
-    diagnosis = diagnose(run, name)
-    if as_json:
-        typer.echo(json.dumps(diagnosis.as_dict(), indent=1))
-    else:
-        from rich.console import Console
-
-        Console().print(build_table(diagnosis))
-        for note in diagnosis.notes:
-            typer.echo(f"note: {note}")
-    raise typer.Exit(EXIT_FAILED if diagnosis.failed else 0)
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """`leeway run`: all services of a run as processes of this machine.
 
 claim      the output directory belongs to this run alone                       claims.py
+preflight  try what can only fail late                                          leeway_host.preflight
 prepare    check the task, the server and the ports; build or find the model    server.py, leeway_host.models
 start      controller, trainer, samplers                                        commands.py, fleet.py
 watch      every 0.2 s until the trainer is done:                               below
@@ -39,6 +40,7 @@ from leeway_host.launch.interrupt import Interrupted, StopRequest
 from leeway_host.launch.record import Recorder, write_atomic
 from leeway_host.launch.server import RunServer, run_server
 from leeway_host.launch.table import View, open_view
+from leeway_host.preflight import require_ready
 
 POLL_S = 0.2
 SERVER_S = 1.0
@@ -64,8 +66,17 @@ class LocalRun:
 
     min_restarts = 0
 
-    def __init__(self, config: RunConfig, out: Path, *, resume: bool = False, as_json: bool = False) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        out: Path,
+        *,
+        resume: bool = False,
+        as_json: bool = False,
+        preflight: bool = False,
+    ) -> None:
         self.config, self.out, self.resume, self.as_json = config, out, resume, as_json
+        self.preflight = preflight
         self.run_id = f"{config.name}-{time.strftime('%Y%m%d%H%M%S')}-{os.getpid()}"
         self.keys = Keys(self.run_id)
         self.started = False
@@ -107,6 +118,8 @@ class LocalRun:
         from leeway.tasks import load_task
 
         self.stop.immediate = True  # nothing runs yet that would need a drain
+        if self.preflight:
+            require_ready(self.config, self.out, self.prepare_model, self.view.note, self.view.status)
         check_ports(self.config)
         load_reward(self.config.task, load_task(self.config.task))
         if self.resume:
