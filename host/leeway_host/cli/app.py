@@ -7,13 +7,15 @@ that --help is instant.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Annotated
 
 import typer
 
 from leeway.errors import EXIT_INTERRUPTED, LeewayError
-from leeway_host.cli import bench, config, corrections, lab, model, redis, run, runs
+from leeway_host.cli import bench, config, corrections, lab, model, redis, run, runs, status
+from leeway_host.terminal import open_standard_files
 
 app = typer.Typer(
     name="leeway",
@@ -23,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for theme in (run, runs, lab):
+for theme in (run, status, runs, lab):
     app.add_typer(theme.app)
 app.add_typer(runs.scale, name="scale")
 app.add_typer(config.app, name="config")
@@ -52,6 +54,9 @@ def _root(
 
 def main() -> None:
     """Entry point of the command `leeway`."""
+    open_standard_files()
+    # No process that a command starts imports from the working directory.
+    os.environ["PYTHONSAFEPATH"] = "1"
     logging.basicConfig(level=logging.ERROR, format="leeway: %(message)s")
     run_commands(app)
 

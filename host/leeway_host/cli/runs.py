@@ -1,15 +1,14 @@
-"""Commands about a run, finished or active: report, doctor, status, resync, scale."""
+"""Commands about a run, finished or active: report, doctor, resync, scale. `status` is in status.py."""
 
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from leeway.errors import EXIT_FAILED, EXIT_STALLED, UsageError
+from leeway.errors import EXIT_FAILED, UsageError
 from leeway_host.cli.options import AsJson
 from leeway_host.cli.target import (
     Context,
@@ -56,48 +55,6 @@ def doctor(
         for note in diagnosis.notes:
             typer.echo(f"note: {note}")
     raise typer.Exit(EXIT_FAILED if diagnosis.failed else 0)
-
-
-@app.command()
-def status(
-    directory: RunDir = None,
-    run: RunName = None,
-    redis: RedisUrl = None,
-    release: Release = None,
-    namespace: Namespace = None,
-    context: Context = None,
-    wait: Annotated[
-        float,
-        typer.Option(
-            min=0, metavar="SECONDS", help="Wait until the samplers have loaded weights; else exit status 3."
-        ),
-    ] = 0.0,
-    as_json: AsJson = False,
-) -> None:
-    """Show the state of an active run: step, weight version, samplers; in a cluster also its pods."""
-    from leeway.streams import Keys, RedisUnavailable, connect
-    from leeway_host import status as module
-
-    target = find_target(directory, run, redis, release, namespace, context)
-    deadline = time.monotonic() + wait
-    found: Any = None
-    if target.redis and target.run:
-        try:
-            client = connect(target.redis, wait_s=max(5.0, wait))
-        except RedisUnavailable as exc:
-            if target.cluster is None:
-                raise
-            typer.echo(f"leeway: {exc}", err=True)
-        else:
-            found = module.read_status(client, Keys(target.run))
-            while not found.going and time.monotonic() < deadline:
-                time.sleep(1.0)
-                found = module.read_status(client, Keys(target.run))
-    pods = target.cluster.pods() if target.cluster else None
-    typer.echo(module.as_json(found, pods) if as_json else "\n".join(module.describe(found, pods)))
-    if wait and (found is None or not found.going):
-        typer.echo(f"leeway: no sampler has loaded weights after {wait:g} s", err=True)
-        raise typer.Exit(EXIT_STALLED)
 
 
 @app.command()

@@ -19,6 +19,7 @@ from leeway.metrics.areas.time import TIME_STEP_S, TIME_WAIT_S
 from leeway.metrics.areas.tokens import TOKENS, TOKENS_VOIDED
 
 Row = dict[str, Any]
+SUMMARY_FILE = "summary.json"
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -76,7 +77,7 @@ class Recorder:
         self.out, self.config, self.run_id = out, config, run_id
         self.samplers = SamplerTotals()
         self.rows = read_rows(self.metrics_path)
-        self._before = _read_summary(out / "summary.json") if self.rows else {}
+        self._before = _read_summary(out / SUMMARY_FILE) if self.rows else {}
         self.started_at = time.monotonic()
         self.check_counts: dict[str, int] = {}
         """Number of infrastructure checks by their worst status so far, as metrics of a step."""
@@ -186,7 +187,7 @@ class Recorder:
             self.flush()
             summary = self.summary(status, error)
             if write:
-                write_atomic(self.out / "summary.json", json.dumps(summary, indent=1) + "\n")
+                write_atomic(self.out / SUMMARY_FILE, json.dumps(summary, indent=1) + "\n")
         except OSError as exc:
             summary = self.summary("failed", f"{error or ''}; summary.json cannot be written: {exc.strerror}")
         return summary
