@@ -13,9 +13,11 @@ from typing import Annotated
 
 import typer
 
-from leeway.errors import EXIT_INTERRUPTED, LeewayError
+from leeway.errors import EXIT_FAILED, EXIT_INTERRUPTED, LeewayError
 from leeway_host.cli import bench, config, corrections, lab, model, redis, run, runs, status
 from leeway_host.terminal import open_standard_files
+
+LOG_LEVEL_ENV = "LEEWAY_TELEMETRY__LOG_LEVEL"
 
 app = typer.Typer(
     name="leeway",
@@ -62,7 +64,7 @@ def main() -> None:
 
 
 def run_commands(commands: typer.Typer) -> None:
-    """Run a command line; a LeewayError becomes one message and its exit code."""
+    """Run a command line; an error becomes one message and its exit code."""
     try:
         commands()
     except LeewayError as exc:
@@ -70,6 +72,11 @@ def run_commands(commands: typer.Typer) -> None:
         sys.exit(exc.exit_code)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+    except Exception as exc:
+        if os.environ.get(LOG_LEVEL_ENV) == "DEBUG":
+            raise
+        typer.echo(f"leeway: {type(exc).__name__}: {exc} (traceback: {LOG_LEVEL_ENV}=DEBUG)", err=True)
+        sys.exit(EXIT_FAILED)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from leeway_host.terminal import keep_output
 
 if TYPE_CHECKING:
     from leeway.config import RunConfig
+    from leeway_host.launch.local import Result
 
 app = typer.Typer()
 
@@ -71,12 +72,20 @@ def run(
     result = LocalRun(resolved, directory, resume=resume is not None, as_json=as_json).run()
     if as_json:
         typer.echo(json.dumps(result.summary))
-    elif result.exit_code:
-        typer.echo(f"leeway: {result.summary['error']}", err=True)
-    if result.summary["steps"] and not as_json:
+    else:
+        _show_end(result)
+    raise typer.Exit(result.exit_code)
+
+
+def _show_end(result: Result) -> None:
+    """The files of the run and, last, why it ended and what comes next."""
+    if result.summary["steps"]:
         where = result.out
         typer.echo(f"{where}/summary.json  {where}/metrics.jsonl  (plots: leeway report {where})")
-    raise typer.Exit(result.exit_code)
+    if result.exit_code:
+        typer.echo(f"leeway: {result.summary['error']}", err=True)
+        if reason := result.summary["reason"]:
+            typer.echo(f"next: {reason['next']}", err=True)
 
 
 def _detach(directory: Path, *, resume: bool) -> None:
