@@ -38,6 +38,19 @@ def service_parser(name: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def is_ignored(number: int) -> bool:
+    """True for a signal that the parent chose to ignore (nohup, a shell's background job)."""
+    return signal.getsignal(number) is signal.SIG_IGN
+
+
+def stop_signals() -> tuple[int, ...]:
+    """The signals that stop a service: SIGTERM, and SIGINT unless it is ignored.
+
+    The launcher and Kubernetes stop services by SIGTERM, so that it counts whatever was inherited.
+    """
+    return (signal.SIGTERM,) if is_ignored(signal.SIGINT) else (signal.SIGTERM, signal.SIGINT)
+
+
 def exit_on_sigterm() -> None:
     """Exit on SIGTERM until the service installs its own handler.
 

@@ -69,7 +69,10 @@ def _prepare(
 
 
 def _find_pretrained(name: str, progress: Progress, tokenizer_only: bool) -> Path:
-    directory = Path(name).expanduser()
+    try:
+        directory = Path(name).expanduser()
+    except RuntimeError as error:
+        raise ModelError(f"model.name: {name}: {error}; give the path without ~") from error
     if directory.is_dir():
         return _check_dir(directory)
     if name.startswith(("/", ".", "~")):

@@ -1,4 +1,6 @@
-"""The machine: shared memory, limits, cores, memory, clock, compiler, instruction set.
+"""The machine: shared memory, processes, cores, memory, clock, compiler, instruction set.
+
+Directories, variables and open files are checked by `leeway_host.launch.environment`.
 
 `read_machine` reads; the judges are pure functions of what it read and of the configuration (None: no run).
 """
@@ -25,8 +27,6 @@ SHM = Path("/dev/shm")
 SHM_MIN = 32 * MIB
 SHM_PER_ENGINE = 160 * MIB
 """vLLM's queue between the processes of one engine (tensor_parallel_size > 1)."""
-FILES_PER_PROCESS, FILES_MIN = 512, 192
-"""Open files that a service may need, and without which it does not start."""
 TASKS_PER_PROCESS = 150
 OLDEST = 1_735_689_600
 """2025-01-01. An earlier clock was never set: certificates are not valid yet, names of runs repeat."""
@@ -41,8 +41,6 @@ class Machine:
     shm_total: int | None
     shm_free: int
     shm_writable: bool
-    files_soft: int
-    files_hard: int
     tasks_limit: int | None
     tasks_used: int
     cores: int
@@ -60,15 +58,12 @@ class Machine:
 def read_machine() -> Machine:
     """Read /proc, /sys and the limits of this process; takes CLOCK_SAMPLE_S."""
     shm = os.statvfs(SHM) if SHM.is_dir() else None
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     tasks, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     memory = psutil.virtual_memory()
     return Machine(
         shm_total=shm.f_blocks * shm.f_frsize if shm else None,
         shm_free=shm.f_bavail * shm.f_frsize if shm else 0,
         shm_writable=os.access(SHM, os.W_OK | os.X_OK),
-        files_soft=soft,
-        files_hard=hard,
         # The limit does not apply to root.
         tasks_limit=None if tasks == resource.RLIM_INFINITY or os.geteuid() == 0 else tasks,
         tasks_used=_tasks_of_user(os.getuid()),
@@ -126,7 +121,6 @@ def judge_machine(machine: Machine, config: RunConfig | None) -> list[Finding]:
     """Everything except memory, for which the size of the model is needed."""
     return [
         *judge_shm(machine, config),
-        *judge_files(machine, config),
         *judge_tasks(machine, config),
         *judge_cores(machine, config),
         *judge_clock(machine),
@@ -147,15 +141,6 @@ def judge_shm(machine: Machine, config: RunConfig | None) -> list[Finding]:
     text = f"{show_size(machine.shm_free)} of {show_size(machine.shm_total)} free, {show_size(need)} needed"
     level: Level = "ok" if machine.shm_free >= need else "error" if machine.shm_free < MIB else "warning"
     return [Finding(level, check, text, "" if level == "ok" else fix)]
-
-
-def judge_files(machine: Machine, config: RunConfig | None) -> list[Finding]:
-    check, need = "file limits", max(1024, FILES_PER_PROCESS)
-    text = f"each process may open {machine.files_soft} files (hard limit {machine.files_hard})"
-    if machine.files_soft >= need or machine.files_soft == resource.RLIM_INFINITY:
-        return [Finding("ok", check, text)]
-    level: Level = "error" if machine.files_soft < FILES_MIN else "warning"
-    return [Finding(level, check, f"{text}; {need} expected", f"ulimit -n {need} before the run")]
 
 
 def judge_tasks(machine: Machine, config: RunConfig | None) -> list[Finding]:

@@ -22,6 +22,12 @@ from leeway.config.load import load_config
 from leeway.errors import ConfigError, LeewayError, UsageError
 from leeway.findings import Finding
 from leeway_host.launch.claims import default_out
+from leeway_host.launch.environment import (
+    check_environment,
+    find_cache,
+    mended_environment,
+    raise_file_limit,
+)
 from leeway_host.preflight import disk, machine, model, ports, report, server, settings
 from leeway_host.preflight.site import Site, read_model
 from leeway_host.preflight.trials import TrialProcess
@@ -148,19 +154,32 @@ def check_file(path: Path, sets: Sequence[str], *, engine: bool, progress: Progr
         lines = [line.strip() for line in str(exc).splitlines()]
         problems = lines[1:] or lines
         return [*(Finding("error", settings.CHECK, line) for line in problems), *check_machine()]
+    found = environment()
     site = Site(config, default_out(config), os.environ)
-    found, _ = run_preflight(
+    others, _ = run_preflight(
         site,
         lambda: prepare_model(config.model, task=config.task, seed=config.seed, progress=progress),
         engine=engine,
         progress=progress,
     )
-    return found
+    return found + others
+
+
+def environment() -> list[Finding]:
+    """What `leeway run` checks and mends in the environment before anything else."""
+    found = [
+        Finding("error" if problem.fatal else "warning", "environment", f"{problem.subject}: {problem.text}")
+        for problem in check_environment()
+    ]
+    raise_file_limit()
+    os.environ.update(mended_environment(os.environ, find_cache(os.environ)))
+    text = "working directory, umask, TMPDIR, cache, open files and PYTHONPATH are usable"
+    return found or [Finding("ok", "environment", text)]
 
 
 def check_machine() -> list[Finding]:
     """`leeway doctor --machine`: the machine alone."""
-    return machine.judge_machine(machine.read_machine(), None)
+    return [*environment(), *machine.judge_machine(machine.read_machine(), None)]
 
 
 def require_ready(

@@ -6,7 +6,6 @@ Each is a module of the package that it tries; see `leeway.findings`.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,10 +14,10 @@ from dataclasses import dataclass
 from typing import IO
 
 from leeway.findings import Finding, read_answers
-from leeway_host.launch.services import describe_exit
+from leeway_host.launch.commands import SERVICE_ENV
+from leeway_host.launch.reasons import explain_exit
 from leeway_host.preflight.site import Site
 
-ERROR_LINE = re.compile(r"^\s*(?:[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning)\b|Fatal )")
 TAIL_BYTES = 1 << 16
 
 
@@ -33,8 +32,7 @@ class TrialProcess:
     def run(self, site: Site) -> list[Finding]:
         """The findings of the process, and one more if it ended early or was killed."""
         model = [] if site.model is None else ["--model", str(site.model.directory)]
-        # -P: a folder `vllm` in the working directory is not the engine.
-        command = [sys.executable, "-P", "-m", self.module, "--parent", str(os.getpid()), *model]
+        command = [sys.executable, "-m", self.module, "--parent", str(os.getpid()), *model]
         with (
             tempfile.TemporaryFile() as config,
             tempfile.TemporaryFile() as answers,
@@ -47,7 +45,7 @@ class TrialProcess:
                 stdin=config,
                 stdout=answers,
                 stderr=log,
-                env={**site.environ, "TOKENIZERS_PARALLELISM": "false"},
+                env={**site.environ, **SERVICE_ENV},
                 start_new_session=True,
             )
             code = _wait(process, self.limit_s)
@@ -56,8 +54,7 @@ class TrialProcess:
                 text = f"no answer within {self.limit_s:g} s while {doing or 'starting'}; it was killed"
                 findings.append(Finding("error", self.check, text, "it would also stop the run"))
             elif code:
-                reason = error_line(_read(log)) or describe_exit(code)
-                text = f"{doing or 'starting'} failed ({describe_exit(code)}): {reason}"
+                text = f"{doing or 'starting'} failed: {explain_exit(code, _read(log))}"
                 findings.append(Finding("error", self.check, text, "the same would end the run"))
         return findings
 
@@ -80,10 +77,3 @@ def _read(file: IO[bytes]) -> str:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - TAIL_BYTES))
     return file.read().decode(errors="replace")
-
-
-def error_line(log: str) -> str:
-    """The last line of a log that names an exception, or the last line; empty when there is none."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    named = [line for line in lines if ERROR_LINE.match(line)]
-    return (named or lines or [""])[-1][:500]

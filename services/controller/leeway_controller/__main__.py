@@ -9,7 +9,7 @@ import sys
 import threading
 
 from leeway.errors import EXIT_OK, LeewayError
-from leeway.process import service_parser
+from leeway.process import service_parser, stop_signals
 
 log = logging.getLogger("leeway_controller")
 
@@ -31,7 +31,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         signal.signal(number, lambda *_: stop.set())
     from leeway.config.load import load_config
     from leeway.telemetry.logs import setup_logging

@@ -23,8 +23,6 @@ PLANTED: dict[str, tuple[dict[str, Any], dict[str, Any], str, list[str]]] = {
         "warning",
         ["/dev/shm", "192 MiB needed"],
     ),
-    "few files": ({"files_soft": 64}, {}, "error", ["file limits", "64", "ulimit -n 1024"]),
-    "not many files": ({"files_soft": 512}, {}, "warning", ["file limits", "512"]),
     "few threads": (
         {"tasks_limit": 120, "tasks_used": 100},
         {},
@@ -88,7 +86,7 @@ def test_an_accelerator_makes_the_cpu_unimportant(change: dict[str, Any]) -> Non
 def test_this_machine_can_be_read() -> None:
     machine = read_machine()
     assert machine.memory_total > machine.memory_available > 0
-    assert machine.cores >= 1 and machine.tasks_used >= 1 and machine.files_soft > 0
+    assert machine.cores >= 1 and machine.tasks_used >= 1
     assert 0 <= machine.clock_drift_s < 5
 
 

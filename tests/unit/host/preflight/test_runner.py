@@ -160,7 +160,7 @@ def test_doctor_of_a_configuration_that_cannot_be_read(tmp_path: Path) -> None:
 def test_doctor_of_this_machine(tmp_path: Path) -> None:
     done = leeway("doctor", "--machine", "--json", cwd=tmp_path)
     found = json.loads(done.stdout)["findings"]
-    assert {"/dev/shm", "file limits", "processes", "CPU", "clock", "compiler"} <= {f["check"] for f in found}
+    assert {"/dev/shm", "environment", "processes", "CPU", "clock", "compiler"} <= {f["check"] for f in found}
     assert done.returncode == (EXIT_USAGE if "error" in {f["level"] for f in found} else 0)
 
 
