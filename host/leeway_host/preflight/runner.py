@@ -35,7 +35,7 @@ from leeway_host.preflight.trials import TrialProcess
 Progress = Callable[[str], None]
 BUDGET_S = 10.0
 SERVER_S = 60.0
-TRIAL_S = 120.0
+TRIAL_S = 240.0
 MARGIN_S = 10.0
 """What a check may take beyond the limit of the process that it waits for."""
 
@@ -139,7 +139,7 @@ def run_preflight(
 
 def is_remote(name: str) -> bool:
     """True for a model on the hub."""
-    from leeway_host.models import BUILT_IN
+    from leeway_host.models.prepare import BUILT_IN
 
     return name not in BUILT_IN and not Path(name).expanduser().is_dir()
 

@@ -119,7 +119,7 @@ def judge_info(info: Mapping[str, Any]) -> list[Finding]:
     if info.get("role") in ("slave", "replica"):
         primary = f"{info.get('master_host')}:{info.get('master_port')}"
         add(
-            "error", f"the server is a replica of {primary} and rejects writes", f"use {primary} as redis.url"
+            "error", f"the server is a read-only replica of {primary}", f"use {primary} as redis.url"
         )
     if info.get("loading"):
         add("warning", "the server is still loading its data", "wait until it is done")

@@ -120,7 +120,7 @@ EXPECTED = [
 def leeway(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "LEEWAY_CACHE_DIR": str(cwd / "cache")}
     command = [sys.executable, "-m", "leeway_host", *args]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=180, check=False)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=380, check=False)
 
 
 def test_doctor_lists_all_problems_at_once(planted: Path) -> None:

@@ -144,7 +144,7 @@ def no_tokenizer(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "part"),
     [
-        (not_finite, "not finite"),
+        (not_finite, "nan"),
         (another_architecture, "error trainer"),
         (no_tokenizer, "could not be saved after training"),
         (None, "the first prompt of"),
