@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import ctypes
 import gc
+import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
 from urllib.parse import quote
 
-from leeway.errors import EXIT_INTERRUPTED
+from leeway.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+
+log = logging.getLogger(__name__)
 
 PASSWORD_ENV = "LEEWAY_REDIS_PASSWORD"
 PR_SET_PDEATHSIG = 1
@@ -58,6 +65,31 @@ def exit_on_sigterm() -> None:
     would not end before its grace period is over.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))
+
+
+def run_service(main: Callable[[], int]) -> NoReturn:
+    """Run `main` and end the process with its status; an unexpected error is logged with its traceback.
+
+    The interpreter is not taken down: libtriton would report hundreds of objects as leaked, which buries the
+    error that the log should end with. What is registered with atexit is run, and the logs are flushed.
+    """
+    # Until `main` has read how to log.
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", datefmt="%H:%M:%S")
+    try:
+        code = main()
+    except SystemExit as exit_:
+        code = exit_.code if isinstance(exit_.code, int) else EXIT_OK if exit_.code is None else EXIT_FAILED
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except Exception as error:
+        log.error("%s: %s", type(error).__name__, error, exc_info=True)
+        code = EXIT_FAILED
+    atexit._run_exitfuncs()
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, or a full disk
+            stream.flush()
+    os._exit(code)
 
 
 def limit_threads(count: int | None) -> None:

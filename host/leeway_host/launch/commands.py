@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,11 @@ SERVICE_ENV = {
     # Text is UTF-8 whatever the locale says.
     "PYTHONUTF8": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    # A segmentation fault leaves "Fatal Python error" and its place in the log.
+    "PYTHONFAULTHANDLER": "1",
 }
+QUIET_ENV = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error"}
+"""Libraries that would fill the logs, unless telemetry.log_level is DEBUG or the user has set them."""
 CONTROLLER, TRAINER, FIRST_SAMPLER = 0, 1, 2
 """Offsets of the services' ports from telemetry.metrics_port."""
 
@@ -73,5 +78,7 @@ class LaunchPlan:
 
     def _command(self, service: str, module_and_arguments: list[str]) -> Command:
         urls: dict[str, str] = {str(name): url for name, url in self.config.redis.service_urls.items()}
-        env = {**SERVICE_ENV, REDIS_ENV: urls.get(service, self.redis_url)}
+        quiet = {} if self.config.telemetry.log_level == "DEBUG" else QUIET_ENV
+        unset = {name: value for name, value in quiet.items() if name not in os.environ}
+        env = {**unset, **SERVICE_ENV, REDIS_ENV: urls.get(service, self.redis_url)}
         return Command([sys.executable, "-m", *module_and_arguments], env)

@@ -42,11 +42,13 @@ NOISE = (
     r"(\[rank\d+\]:)?\[[IW]\d{3,4} ?[\d:.]* ?[\d:.]*.*\]",
     r"[IW]\d{4} \d\d:\d\d:\d\d",
     r".*destroy_process_group\(\) was not called",
-    r"\S+:\d+: \w*Warning: ",
-    r"(Setting|Detected) (ds_accelerator|CUDA|TORCH)",
+    r"(begin|end) bf16_ ?optimizer|(before|after) initializing group|M?A [\d.]+ GB|CPU Virtual Memory:",
+    r"Triton is installed, but|Loading safetensors checkpoint shards",
     r".*(INFO|WARNING|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[",
+    # What faulthandler and multiprocessing add to an error.
+    r"(Current t|T)hread 0x|  File \"|Extension modules: |Process \S+:$",
     # Closing lines of torchrun.
-    r"[=-]{10,}$",
+    r"[=+-]+[=-]{8,}",
     r"\s*(Root Cause|Failures|\[\d+\]|time|host|rank|exitcode|error_file|traceback) *(\(.*?\))? *:",
     r"\s*<NO_OTHER_FAILURES>",
     r"\s*\S+ FAILED$",
@@ -57,8 +59,8 @@ NOISE_LINE = re.compile("|".join(f"(?:{pattern})" for pattern in NOISE))
 
 ECHOES = re.compile(
     r"Engine core initialization failed|EngineDeadError|EngineCore encountered an issue|ChildFailedError"
-    r"|Connection closed by peer|Broken ?ProcessPool|CancelledError|KeyboardInterrupt|SystemExit"
-    r"|worker process.* died unexpectedly|Exiting PID"
+    r"|Connection closed by peer|ExceptionGroup: |Broken ?ProcessPool|CancelledError"
+    r"|KeyboardInterrupt|SystemExit|worker process.* died unexpectedly|Exiting PID"
 )
 """Errors that only report the failure of another process or thread: an earlier line has the reason."""
 
@@ -75,8 +77,12 @@ FATAL = re.compile(
     r"^(?:Fatal Python error: |terminate called after|.*\bwhat\(\): |Segmentation fault|.*: error: "
     r"|\S*python\S*: No module named )"
 )
-TRACEBACK = "Traceback (most recent call last):"
+TRACEBACK = re.compile(r"(Exception Group )?Traceback \(most recent call last\):")
+MODULE = re.compile(r"^(?:\w+\.)+(?=[A-Z]\w*(?::|$))")
+"""The module in front of an exception's name."""
 BETWEEN = re.compile(r"^(During handling of the above|The above exception was)")
+WARNING = re.compile(r"\S+:\d+: \w*Warning: ")
+"""Of Python's warnings module; the next line is the source."""
 IGNORED = re.compile(r"^Exception ignored in|^Error in atexit")
 
 
@@ -117,13 +123,15 @@ def read_lines(log: str) -> Iterator[Line]:
         index += 1
         if IGNORED.match(text):
             ignored = True
-        elif text.startswith(TRACEBACK):
+        elif TRACEBACK.match(text):
             in_traceback = True
             yield Line(text, frame=True)
         elif in_traceback and (not text or text[0].isspace()):
             yield Line(text, frame=True)
         elif in_traceback and NOISE_LINE.match(text):
             continue
+        elif WARNING.match(text):
+            index += index < len(lines) and lines[index].startswith("  ")
         elif in_traceback or _is_error(text):
             message = [_message(text), *_continuation(lines[index:])]
             index += len(message) - 1
@@ -154,7 +162,7 @@ def _is_error(text: str) -> bool:
 
 def _message(text: str) -> str:
     record = RECORD.match(text)
-    return record[3] if record else _json_error(text) or text.strip()
+    return record[3] if record else _json_error(text) or MODULE.sub("", text.strip())
 
 
 def _json_error(text: str) -> str | None:
@@ -175,14 +183,17 @@ def _continuation(lines: Sequence[str]) -> Iterator[str]:
     """The other lines of a message of several lines."""
     for line in lines[: MAX_MESSAGE_LINES - 1]:
         known = RECORD.match(line) or NOISE_LINE.match(line) or BETWEEN.match(line) or FATAL.match(line)
-        if known or line.startswith((TRACEBACK, '{"time"')) or IGNORED.match(line):
+        if known or TRACEBACK.match(line) or line.startswith('{"time"') or IGNORED.match(line):
             return
         yield line.rstrip()
 
 
 def describe_exit(code: int) -> str:
     """`exit code 3`, or `killed by SIGKILL`."""
-    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+    if code >= 0:
+        return f"exit code {code}"
+    known = -code in signal.Signals.__members__.values()
+    return f"killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
 
 
 def explain_exit(code: int, log: str) -> str:

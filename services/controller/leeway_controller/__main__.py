@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import logging
 import signal
-import sys
 import threading
 
 from leeway.errors import EXIT_OK, LeewayError
-from leeway.process import service_parser, stop_signals
+from leeway.process import run_service, service_parser, stop_signals
 
 log = logging.getLogger("leeway_controller")
 
@@ -48,4 +47,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_service(main)

@@ -7,12 +7,11 @@ import asyncio
 import gc
 import logging
 import os
-import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from leeway.errors import EXIT_FAILED, LeewayError
-from leeway.process import exit_on_sigterm, freeze_heap, secret, service_parser, stop_signals
+from leeway.process import exit_on_sigterm, freeze_heap, run_service, secret, service_parser, stop_signals
 
 if TYPE_CHECKING:
     import redis
@@ -100,4 +99,4 @@ async def serve(args: argparse.Namespace, config: RunConfig, client: redis.Redis
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_service(main)
