@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from leeway.errors import EXIT_FAILED, EXIT_INTERRUPTED, LeewayError
-from leeway_host.cli import bench, config, corrections, doctor, lab, model, redis, run, runs, status
+from leeway_host.cli import bench, config, corrections, doctor, export, lab, model, redis, run, runs, status
 from leeway_host.terminal import open_standard_files
 
 LOG_LEVEL_ENV = "LEEWAY_TELEMETRY__LOG_LEVEL"
@@ -27,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for theme in (run, status, doctor, runs, lab):
+for theme in (run, status, doctor, runs, export, lab):
     app.add_typer(theme.app)
 app.add_typer(runs.scale, name="scale")
 app.add_typer(config.app, name="config")

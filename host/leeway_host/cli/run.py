@@ -33,6 +33,10 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Continue the run in this directory.")
     ] = None,
+    resume_from: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="STEP", help="With --resume: go back to the checkpoint of this step."),
+    ] = None,
     redis: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Use this Redis server instead of starting one (redis.url)."),
@@ -57,6 +61,8 @@ def run(
 
     if resume is not None and out is not None and resume != out:
         raise UsageError("--resume DIR writes to DIR: omit --out")
+    if resume_from is not None and resume is None:
+        raise UsageError(f"--resume-from {resume_from} needs --resume DIR, the run to continue")
     path = config or (resume / "config.yaml" if resume else None)
     if path is None:
         raise UsageError("which run? give a configuration, for example: leeway run examples/quickstart.yaml")
@@ -74,7 +80,12 @@ def run(
         return _detach(directory, resume=resume is not None)
     keep_output()
     job = LocalRun(
-        resolved, directory, resume=resume is not None, as_json=as_json, preflight=not no_preflight
+        resolved,
+        directory,
+        resume=resume is not None,
+        resume_from=resume_from,
+        as_json=as_json,
+        preflight=not no_preflight,
     )
     result = job.run()
     if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from leeway.checkpoints.state import has_checkpoint
 from leeway_host.launch.commands import Command, LaunchPlan
 from leeway_host.launch.failures import FINAL, service_failure
 from leeway_host.launch.reasons import describe_exit
@@ -104,7 +105,7 @@ class Fleet:
 
     def _resume_trainer(self) -> bool:
         """Have the trainer's next start continue from the last checkpoint; False when there is none."""
-        if not (self.plan.out / "checkpoints" / "latest").exists():
+        if not has_checkpoint(self.plan.out):
             return False
         if "--resume" not in self.trainer.argv:
             self.trainer.argv += ["--resume", str(self.plan.out)]

@@ -25,6 +25,7 @@ from typing import Any
 
 import psutil
 
+from leeway.checkpoints.find import roll_back
 from leeway.config import RunConfig
 from leeway.config.load import dump_config
 from leeway.diagnose import describe_tickets, is_stalled
@@ -33,9 +34,10 @@ from leeway.messages import ReportHeader
 from leeway.streams import Keys, RedisUnavailable
 from leeway_host.launch.address import RunAddress, published
 from leeway_host.launch.checks import CheckFile
-from leeway_host.launch.claims import check_checkpoint, check_ports, claimed
+from leeway_host.launch.claims import check_checkpoint, check_ports, claimed, only_export_is_left
 from leeway_host.launch.commands import SERVICES_CONFIG, LaunchPlan
 from leeway_host.launch.environment import require_environment
+from leeway_host.launch.export import export_run
 from leeway_host.launch.failures import SERVER, RunFailed, describe_error, find_reason
 from leeway_host.launch.fleet import Fleet
 from leeway_host.launch.follow import Follower
@@ -75,11 +77,14 @@ class LocalRun:
         out: Path,
         *,
         resume: bool = False,
+        resume_from: int | None = None,
         as_json: bool = False,
         preflight: bool = False,
     ) -> None:
         self.config, self.out, self.resume, self.as_json = config, out, resume, as_json
         self.preflight = preflight
+        self.resume_from = resume_from
+        """With `resume`: the step whose checkpoint the run continues from, instead of the latest."""
         self.run_id = f"{config.name}-{time.strftime('%Y%m%d%H%M%S')}-{os.getpid()}"
         self.keys = Keys(self.run_id)
         self.started = False
@@ -134,8 +139,15 @@ class LocalRun:
             require_ready(self.config, self.out, self.prepare_model, self.view.note, self.view.status)
         check_ports(self.config)
         load_reward(self.config.task, load_task(self.config.task))
+        if self.resume and self.resume_from is not None:
+            roll_back(self.out, self.resume_from)
         if self.resume:
             check_checkpoint(self.out, self.config)
+            if only_export_is_left(self.out, self.config):
+                self.view.note(f"every step is done; writing {self.out}/model from the last checkpoint")
+                export_run(self.out)
+                self.started = True
+                return
         self.redis: RunServer = stack.enter_context(run_server(self.config, self.keys, self.view.note))
         self.checks = CheckFile(self.redis.client, self.keys, self.out)
         stack.callback(self.checks.close)

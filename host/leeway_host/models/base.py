@@ -12,17 +12,12 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from leeway.errors import UsageError
 from leeway_host.launch.environment import find_cache
 
 Progress = Callable[[str], None]
 
 PROVENANCE = "leeway_model.json"
 """File that records how a model in the cache was built."""
-
-
-class ModelError(UsageError, ValueError):
-    """A model that cannot be prepared; the message names it and the reason."""
 
 
 def default_cache_dir() -> Path:

@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from leeway.config import ModelConfig, TaskConfig
+from leeway.models.base import ModelError
 from leeway_host.models.base import (
-    ModelError,
     Progress,
     is_model_dir,
     publish_dir,

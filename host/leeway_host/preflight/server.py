@@ -118,9 +118,7 @@ def judge_info(info: Mapping[str, Any]) -> list[Finding]:
         add("ok", f"{name} {version}")
     if info.get("role") in ("slave", "replica"):
         primary = f"{info.get('master_host')}:{info.get('master_port')}"
-        add(
-            "error", f"the server is a read-only replica of {primary}", f"use {primary} as redis.url"
-        )
+        add("error", f"the server is a read-only replica of {primary}", f"use {primary} as redis.url")
     if info.get("loading"):
         add("warning", "the server is still loading its data", "wait until it is done")
     if info.get("cluster_enabled"):

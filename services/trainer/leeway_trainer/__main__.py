@@ -19,6 +19,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         type=Path,
         help="checkpoint, directory of a run, or auto: --out if it has a checkpoint",
     )
+    parser.add_argument(
+        "--resume-from", type=int, metavar="STEP", help="the checkpoint of this step instead of the latest"
+    )
     parser.add_argument("--stay", action="store_true", help="wait for SIGTERM after the run has finished")
     parser.add_argument("--port", type=int, default=0, help="port of /healthz and /readyz; 0: none")
     return parser.parse_args(argv)
