@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leeway.errors import UsageError
+from leeway_host.cli.config import tell_unread
 from leeway_host.cli.options import Out, Sets
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def run(
     options = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
     resolved = load_config(path, [*(sets or []), *options])
     _check_passwords(resolved, path)
+    tell_unread(resolved)
     directory = resume or out or default_out(resolved)
     result = LocalRun(resolved, directory, resume=resume is not None, as_json=as_json).run()
     if as_json:

@@ -103,12 +103,11 @@ class LocalRun:
 
     def _run(self, stack: ExitStack, processes: ExitStack) -> None:
         """The life of a run. `processes` is closed first, `stack` after the summary was written."""
-        from leeway.rewards import load_reward
-        from leeway.tasks import load_task
+        from leeway.rewards import check_reward
 
         self.stop.immediate = True  # nothing runs yet that would need a drain
         check_ports(self.config)
-        load_reward(self.config.task, load_task(self.config.task))
+        check_reward(self.config.task)
         if self.resume:
             check_checkpoint(self.out, self.config)
         self.redis: RunServer = stack.enter_context(run_server(self.config, self.keys, self.view.note))

@@ -8,7 +8,7 @@ from typing import Any
 
 from leeway.config import RunConfig
 from leeway.errors import LeewayError
-from leeway.rewards import load_reward
+from leeway.rewards import check_reward
 from leeway.tasks import encode_prompt, load_task
 from leeway_controller.plan import PromptError, check_prompt, plan_batch
 
@@ -21,7 +21,7 @@ def prompt_encoder(config: RunConfig, model_dir: str) -> tuple[Callable[[int], l
         model_dir, trust_remote_code=config.model.trust_remote_code, local_files_only=True
     )
     task = load_task(config.task)
-    load_reward(config.task, task)  # in a cluster nobody else checks it before the run starts
+    check_reward(config.task, task)  # in a cluster nobody else checks it before the run starts
 
     @lru_cache(maxsize=4096)
     def encode(item: int) -> list[int]:
