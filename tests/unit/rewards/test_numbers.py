@@ -141,7 +141,13 @@ EXACT = [
     ("5", "\x00", 0),
     ("5", "", 0),
 ]
-SORTED = [("1234", "1234", 1), ("1234", " 1234\n", 1), ("1234", "１２３４", 0), ("12", "\u221212", 0), ("12", "", 0)]
+SORTED = [
+    ("1234", "1234", 1),
+    ("1234", " 1234\n", 1),
+    ("1234", "１２３４", 0),
+    ("12", "\u221212", 0),
+    ("12", "", 0),
+]
 
 
 def params(table):
@@ -166,7 +172,8 @@ def test_the_verifier_of_digits_compares_characters(answer, response, reward):
 
 
 @pytest.mark.parametrize(
-    "answer", ["", "five", "5 km", "1 234", "1.2.3", "1/0", "#### 5", "5 or 6", "1e5000", "7" * 5000, "\u00b15"]
+    "answer",
+    ["", "five", "5 km", "1 234", "1.2.3", "1/0", "#### 5", "5 or 6", "1e5000", "7" * 5000, "\u00b15"],
 )
 def test_an_answer_that_is_no_number_is_refused_at_load(answer):
     with pytest.raises(TaskError, match="which is not a number"):
@@ -192,7 +199,10 @@ LONG = 200_000
 @pytest.mark.parametrize(
     "text",
     [
-        *(piece * LONG for piece in ("1", " ", "-", "$", ".", "1,", "1 ", "1/", "1.", "e1", "x1", "^", "{", "½")),
+        *(
+            piece * LONG
+            for piece in ("1", " ", "-", "$", ".", "1,", "1 ", "1/", "1.", "e1", "x1", "^", "{", "½")
+        ),
         *(piece * (LONG // 4) for piece in ("1,234", "\\frac{", "\\boxed{", "10^{", "1e5", "1 1/", "−1")),
         "1" + " " * LONG,
         "1," + "234," * LONG,

@@ -6,7 +6,7 @@ import pytest
 
 from leeway.errors import EXIT_USAGE
 from leeway.rewards import REWARDS, Reward, load_reward
-from leeway.rewards.functions.last_number import find_last_number
+from leeway.rewards.numbers import find_last_number
 from leeway.tasks import TaskError, TaskItem, load_task, task_config
 
 ITEM = TaskItem(index=0, prompt="p", answer="1234")
@@ -45,7 +45,8 @@ def test_exact(response, value):
     ],
 )
 def test_find_last_number(text, number):
-    assert find_last_number(text) == number
+    found = find_last_number(text)
+    assert (found and found.value) == number
 
 
 def test_last_number_compares_values():
@@ -83,6 +84,7 @@ def test_function_gets_response_answer_and_metadata(tmp_path, monkeypatch):
         ("math:no_such", "math has nothing named 'no_such'"),
         ("math:pi", "math has float named 'pi'"),
         (":f", "cannot be imported"),
+        ("math:sqrt", "'x' is positional-only"),
     ],
 )
 def test_unusable_rewards_are_refused_at_load(reward, message):
