@@ -200,7 +200,8 @@ def unread_settings(
             continue
         for path in rule.keys.split():
             value, default = _value_and_default(config, path)
-            if value is not MISSING and value != default and path not in found:
+            # null turns something off, which needs no effect.
+            if value not in (MISSING, None, default) and path not in found:
                 found[path] = f"{path}={_shown(path, value)} has no effect: {rule.why.format(c=config)}"
     return list(found.values())
 

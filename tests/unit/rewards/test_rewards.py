@@ -111,3 +111,22 @@ def test_only_the_first_item_of_a_generated_task_is_checked(monkeypatch):
     )
     load(kind="digits", reward="exact")
     assert checked == [0]
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (
+            Reward(lambda item, response: 0.0),
+            "task.reward: exact: score.*cannot be called with .item, response, task.",
+        ),
+        (
+            Reward(lambda *_: 0.0, lambda item: None),
+            "task.reward: exact: check.*cannot be called with .item, task.",
+        ),
+    ],
+)
+def test_the_functions_of_an_installed_reward_are_checked(monkeypatch, reward, message):
+    monkeypatch.setitem(REWARDS._loaded, "exact", reward)
+    with pytest.raises(TaskError, match=message):
+        load(kind="digits", reward="exact")
