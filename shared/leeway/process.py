@@ -112,12 +112,31 @@ def freeze_heap() -> None:
 def secret(value: str) -> str:
     """`env:NAME` is replaced by the environment variable NAME, so that no secret appears in a process list.
 
-    A URL in NAME without a password gets the one in PASSWORD_ENV, percent-encoded.
+    A URL in NAME without a password gets the one in PASSWORD_ENV, percent-encoded. Both variables are
+    removed, also from /proc/PID/environ, where reward code could read them; later calls know the value.
     """
     name = value.removeprefix("env:")
     if name == value:
         return value
-    return with_password(os.environ[name], os.environ.get(PASSWORD_ENV))
+    if name in os.environ:
+        _secrets[name] = with_password(os.environ[name], os.environ.get(PASSWORD_ENV))
+        for variable in (name, PASSWORD_ENV):
+            _wipe_variable(variable)
+    return _secrets[name]
+
+
+_secrets: dict[str, str] = {}
+
+
+def _wipe_variable(name: str) -> None:
+    """Remove an environment variable, also from the block that the kernel shows in /proc/PID/environ."""
+    if sys.platform == "linux" and name in os.environ:
+        libc = ctypes.CDLL(None)
+        libc.getenv.restype = ctypes.c_void_p
+        address = libc.getenv(name.encode())
+        if address:
+            ctypes.memset(address, ord("*"), len(os.fsencode(os.environ[name])))
+    os.environ.pop(name, None)
 
 
 def with_password(url: str, password: str | None) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leeway.errors import UsageError
+from leeway_host.cli.config import tell_unread
 from leeway_host.cli.options import Out, Sets
 from leeway_host.terminal import keep_output
 
@@ -75,6 +76,8 @@ def run(
     options = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
     resolved = load_config(path, [*(sets or []), *options])
     _check_passwords(resolved, path)
+    if no_preflight:
+        tell_unread(resolved)
     directory = resume or out or default_out(resolved)
     if detach:
         return _detach(directory, resume=resume is not None)

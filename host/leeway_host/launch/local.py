@@ -130,15 +130,15 @@ class LocalRun:
 
     def _run(self, stack: ExitStack, processes: ExitStack) -> None:
         """The life of a run. `processes` is closed first, `stack` after the summary was written."""
-        from leeway.rewards import load_reward
-        from leeway.tasks import load_task
+        from leeway.rewards import check_reward
 
         self.stop.immediate = True  # nothing runs yet that would need a drain
         require_environment(self.view.note)
         if self.preflight:
             require_ready(self.config, self.out, self.prepare_model, self.view.note, self.view.status)
         check_ports(self.config)
-        load_reward(self.config.task, load_task(self.config.task))
+        if not self.preflight:
+            check_reward(self.config.task)
         if self.resume and self.resume_from is not None:
             roll_back(self.out, self.resume_from)
         if self.resume:

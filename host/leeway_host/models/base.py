@@ -12,6 +12,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from leeway.errors import UsageError
 from leeway_host.launch.environment import find_cache
 
 Progress = Callable[[str], None]

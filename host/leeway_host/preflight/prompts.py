@@ -6,14 +6,16 @@ vocabulary, special tokens that a tokenizer adds by itself.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from leeway.config import RunConfig
 from leeway.errors import LeewayError
 from leeway.findings import Finding, run_trial
+from leeway.models.base import CONFIG, embedding_rows, read_json
+from leeway.models.special import special_token_notes
+from leeway.models.tokens import check_tokens
 from leeway.tasks import Task, encode_prompt, load_task
 
 CHECK = "prompts"
@@ -36,15 +38,8 @@ def try_prompts(config: RunConfig, model: str) -> Iterator[Finding | str]:
     yield "loading the task"
     task = load_task(config.task)
     yield "encoding prompts"
-    yield from check_prompts(config, tokenizer, task, read_vocabulary(Path(model)))
-
-
-def read_vocabulary(model: Path) -> int | None:
-    """vocab_size of config.json: the rows of the embedding."""
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    inner = config.get("text_config")
-    found = (inner if isinstance(inner, dict) else config).get("vocab_size")
-    return int(found) if isinstance(found, int) else None
+    yield from check_prompts(config, tokenizer, task, embedding_rows(read_json(Path(model) / CONFIG)))
+    check_tokens(Path(model), tokenizer)
 
 
 def sample_items(size: int) -> list[int]:
@@ -69,7 +64,7 @@ def check_prompts(config: RunConfig, tokenizer: Any, task: Task, vocabulary: int
     problems = [
         *judge_length(config, longest, len(encoded[longest])),
         *judge_ids(tokenizer, encoded, vocabulary),
-        *judge_special_tokens(tokenizer, encoded[longest]),
+        *judge_special_tokens(tokenizer),
     ]
     yield from problems
     if not any(problem.level == "error" for problem in problems):
@@ -90,7 +85,7 @@ def judge_length(config: RunConfig, item: int, tokens: int) -> list[Finding]:
 
 
 def judge_ids(tokenizer: Any, encoded: dict[int, list[int]], vocabulary: int | None) -> list[Finding]:
-    """Ids of prompts and of the end token must have a row in the embedding."""
+    """Ids of prompts must have a row in the embedding; check_tokens looks at all other tokens."""
     if vocabulary is None:
         return []
     step = "use the tokenizer that belongs to the model, or enlarge its embedding"
@@ -103,32 +98,13 @@ def judge_ids(tokenizer: Any, encoded: dict[int, list[int]], vocabulary: int | N
                 f"(the tokenizer has {len(tokenizer)} tokens)"
             )
             return [Finding("error", CHECK, text, step)]
-    for name in ("eos_token_id", "pad_token_id"):
-        number = getattr(tokenizer, name, None)
-        if isinstance(number, int) and number >= vocabulary:
-            text = f"{name}={number} of the tokenizer has no row in the model's embedding of {vocabulary}"
-            return [Finding("error", CHECK, text, step)]
-    if len(tokenizer) > vocabulary:
-        text = f"the tokenizer has {len(tokenizer)} tokens, the model's embedding {vocabulary} rows"
-        return [Finding("warning", CHECK, f"{text}; no prompt of the sample uses the others", step)]
     return []
 
 
-def judge_special_tokens(tokenizer: Any, ids: Sequence[int]) -> list[Finding]:
-    """Special tokens that are doubled, or that end a prompt before the response."""
-    found = []
-    bos, eos = getattr(tokenizer, "bos_token_id", None), getattr(tokenizer, "eos_token_id", None)
-    if bos is not None and list(ids[:2]) == [bos, bos]:
-        text = f"prompts start with two {tokenizer.bos_token!r}: the template and the tokenizer both add one"
-        found.append(Finding("warning", CHECK, text, "remove it from the chat template"))
-    if not tokenizer.chat_template and eos is not None and ids and ids[-1] == eos:
-        text = (
-            f"the tokenizer appends {tokenizer.eos_token!r} to every prompt, so responses start after the end"
-        )
-        found.append(
-            Finding("warning", CHECK, text, "disable it in the tokenizer (add_eos_token, post_processor)")
-        )
-    if eos is None:
+def judge_special_tokens(tokenizer: Any) -> list[Finding]:
+    """Where prompts differ from the tokenizer's own way, and whether responses can end."""
+    found = [Finding("warning", CHECK, note) for note in special_token_notes(tokenizer)]
+    if getattr(tokenizer, "eos_token_id", None) is None:
         text = "the tokenizer has no end token: every response has sampling.max_new_tokens tokens"
         found.append(Finding("warning", CHECK, text, "set eos_token in tokenizer_config.json"))
     return found

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from leeway.config import RunConfig
 from leeway.config.load import ENV_PREFIX, RESERVED_ENV
+from leeway.config.unread import unread_settings
 from leeway.findings import Finding
 from leeway_host.preflight.site import Site
 
 CHECK = "configuration"
-IN_A_POD = ("LEEWAY_RUN", "LEEWAY_RELEASE")
+GPU = Path("/dev/nvidiactl")
 
 
 def check_settings(site: Site) -> list[Finding]:
-    found = [*unread_keys(site.config), *unread_variables(site.environ, site.config)]
+    found = [*unread_keys(site.config, site.environ), *unread_variables(site.environ, site.config)]
     return found or [Finding("ok", CHECK, "every key and every environment variable is read")]
 
 
-def unread_keys(config: RunConfig) -> list[Finding]:
+def unread_keys(config: RunConfig, environ: Mapping[str, str]) -> list[Finding]:
     """Settings that have no effect with the values of others."""
-    found = []
+    found = [
+        Finding("warning", CHECK, line, "remove the setting, or change the other one")
+        for line in unread_settings(config, gpu=GPU.exists(), environ=environ)
+    ]
     if config.output.save_batches:
         late = sorted(step for step in set(config.output.save_batches) if step >= config.trainer.steps)
         if late:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leeway.config import RunConfig
 from leeway.errors import UsageError
 from leeway.findings import Finding, run_trial
 from leeway.process import limit_threads
+
+if TYPE_CHECKING:
+    from leeway_trainer.model import PolicyModel
 
 CHECK, EXPORT = "trainer", "export"
 SMALL_BYTES = 1 << 30
@@ -22,76 +25,68 @@ SMALL_BYTES = 1 << 30
 
 
 def try_trainer(config: RunConfig, model: str) -> Iterator[Finding | str]:
-    """Export first, because it takes less; then the model."""
+    """The model as far as its size allows, and the export that ends the run.
+
+    Raises UsageError for a model that the trainer cannot load, ModelError for one that cannot be exported.
+    """
     limit_threads(config.trainer.cpu_threads)
     directory = Path(model)
-    yield "exporting everything except weights"
-    yield try_export(config, directory)
     size = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
     if size > SMALL_BYTES:
         yield "building the architecture without weights"
         yield try_architecture(config, directory)
-    else:
-        yield "loading the model"
-        yield try_forward(config, directory)
-
-
-def try_export(config: RunConfig, directory: Path) -> Finding:
-    """Write configuration, generation configuration and tokenizer to a temporary directory."""
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
-
-    trust = config.model.trust_remote_code
-    with tempfile.TemporaryDirectory(prefix="leeway-export-") as target:
-        try:
-            AutoConfig.from_pretrained(directory, trust_remote_code=trust).save_pretrained(target)
-            if (directory / "generation_config.json").is_file():
-                GenerationConfig.from_pretrained(directory).save_pretrained(target)
-            AutoTokenizer.from_pretrained(directory, trust_remote_code=trust).save_pretrained(target)
-        except Exception as exc:  # noqa: BLE001 (libraries raise many types, also from a model's own code)
-            text = f"the model could not be saved after training: {type(exc).__name__}: {exc}"
-            return Finding("error", EXPORT, text, f"correct the file in {directory}")
-        files = len(list(Path(target).iterdir()))
-    return Finding("ok", EXPORT, f"{files} files beside the weights can be written")
-
-
-def try_architecture(config: RunConfig, directory: Path) -> Finding:
-    """Build the model on the meta device: it has no weights, but its layers are those of the trainer."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    trust = config.model.trust_remote_code
-    settings: Any = AutoConfig.from_pretrained(directory, trust_remote_code=trust)
-    with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(settings, trust_remote_code=trust, attn_implementation="sdpa")
-    if lm.get_output_embeddings() is None:
-        text = f"{type(lm).__name__} has no output layer that the trainer can read"
-        return Finding("error", CHECK, text, "use a causal language model")
-    text = f"{type(lm).__name__} is a causal language model; it is too large to try a forward pass here"
-    return Finding("ok", CHECK, text)
-
-
-def try_forward(config: RunConfig, directory: Path) -> Finding:
-    """Load the model as the trainer does, which compares its logits, and score the first prompt.
-
-    Raises UsageError for a model that the trainer cannot load.
-    """
-    import torch
-
+        return
+    yield "loading the model"
     from leeway_trainer.model import DTYPES, load_policy_model
 
-    model = load_policy_model(
+    policy = load_policy_model(
         directory,
         dtype=DTYPES[config.trainer.dtype],
         chunk_tokens=config.trainer.logits_chunk_tokens,
         trust_remote_code=config.model.trust_remote_code,
     )
+    yield "scoring the first prompt"
+    yield try_forward(config, directory, policy)
+    if config.output.save_model:
+        yield "exporting one tensor and everything except weights"
+        yield try_export(policy.lm, directory)
+
+
+def try_export(lm: Any, directory: Path) -> Finding:
+    """The export to a temporary directory. Raises ModelError that names what fails."""
+    from leeway_trainer.export import rehearse_export
+
+    with tempfile.TemporaryDirectory(prefix="leeway-export-") as target:
+        rehearse_export(lm, directory, Path(target) / "out")
+    return Finding("ok", EXPORT, "one tensor and all files beside the weights can be written")
+
+
+def try_architecture(config: RunConfig, directory: Path) -> Finding:
+    """Layers without weights, and the files that an export copies. Raises ModelError."""
+    from leeway.models.files import copy_model_files
+    from leeway_trainer.export import build_empty_model
+
+    lm = build_empty_model(directory, trust_remote_code=config.model.trust_remote_code)
+    if lm.get_output_embeddings() is None:
+        text = f"{type(lm).__name__} has no output layer that the trainer can read"
+        return Finding("error", CHECK, text, "use a causal language model")
+    with tempfile.TemporaryDirectory(prefix="leeway-export-") as target:
+        copy_model_files(directory, Path(target))
+    text = f"{type(lm).__name__} is a causal language model; it is too large to try a forward pass here"
+    return Finding("ok", CHECK, text)
+
+
+def try_forward(config: RunConfig, directory: Path, policy: PolicyModel) -> Finding:
+    """The logits of the first prompt are finite."""
+    import torch
+
     ids = first_prompt(config, directory)
-    rows = model.head.weight.shape[0]
+    rows = policy.head.weight.shape[0]
     if max(ids) >= rows:
         raise UsageError(f"the first prompt contains token id {max(ids)}, the output layer has {rows} rows")
     with torch.no_grad():
-        logits = model.lm(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].float()
-    name = type(model.lm).__name__
+        logits = policy.lm(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].float()
+    name = type(policy.lm).__name__
     if not bool(torch.isfinite(logits).all()):
         text = f"{name}: the first prompt gives logits that are not finite in {config.trainer.dtype}"
         return Finding("error", CHECK, text, "try trainer.dtype=float32, or another model")

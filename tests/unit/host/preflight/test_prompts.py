@@ -12,7 +12,7 @@ from tokenizers import processors
 
 from leeway.tasks import load_task
 from leeway_host.models.tiny import build_tokenizer
-from leeway_host.preflight.prompts import check_prompts, read_vocabulary, sample_items
+from leeway_host.preflight.prompts import check_prompts, sample_items
 
 
 @pytest.fixture
@@ -53,34 +53,12 @@ def test_a_token_without_a_row_in_the_embedding(tokenizer: Any, tmp_path: Path) 
     assert "(the tokenizer has 130 tokens)" in text_of(found)
 
 
-def test_added_tokens_that_no_prompt_uses(tokenizer: Any) -> None:
-    tokenizer.add_tokens(["<x1>"])
-    found = check(tokenizer)
-    assert levels(found) == {"warning", "ok"} and "129 tokens" in text_of(found)
-
-
-def test_an_end_token_without_a_row(tokenizer: Any) -> None:
-    tokenizer.add_special_tokens({"eos_token": "<end>"})
-    found = check(tokenizer)
-    assert "eos_token_id=128 of the tokenizer has no row" in text_of(found)
-
-
 def test_a_tokenizer_that_ends_every_prompt(tokenizer: Any) -> None:
     inner = tokenizer.backend_tokenizer
     inner.post_processor = processors.TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 1)])
-    ids = tokenizer.encode("1")
-    if ids[-1] != 1:
-        pytest.fail("the tokenizer does not append the end token: the test shows nothing")
-    from leeway_host.preflight.prompts import judge_special_tokens
-
-    (found,) = judge_special_tokens(tokenizer, ids)
-    assert found.level == "warning" and "appends '<eos>'" in found.text
-
-
-def test_two_beginnings(tokenizer: Any) -> None:
-    tokenizer.add_special_tokens({"bos_token": "<pad>"})
-    tokenizer.chat_template = "{{ bos_token }}{{ bos_token }}{{ messages[0]['content'] }}"
-    assert "two '<pad>'" in text_of(check(tokenizer))
+    assert tokenizer.encode("1")[-1] == 1, "the tokenizer does not append: the test shows nothing"
+    found = check(tokenizer)
+    assert levels(found) == {"warning", "ok"} and "appends '<eos>'" in text_of(found), text_of(found)
 
 
 def test_no_end_token(tokenizer: Any) -> None:
@@ -99,10 +77,3 @@ def test_a_broken_chat_template(tokenizer: Any) -> None:
 def test_the_sample(size: int) -> None:
     items = sample_items(size)
     assert items[0] == 0 and items[-1] == size - 1 and len(items) == min(size, 200)
-
-
-def test_the_vocabulary_of_a_model(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 7}, "vocab_size": 9}')
-    assert read_vocabulary(tmp_path) == 7
-    (tmp_path / "config.json").write_text("{}")
-    assert read_vocabulary(tmp_path) is None

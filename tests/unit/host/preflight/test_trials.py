@@ -14,10 +14,8 @@ import psutil
 import pytest
 from preflight_support import config_of, edit_json, levels, site_of, text_of
 
-from leeway.rewards.pool import RewardResult
 from leeway_host.models.base import quiet_libraries
 from leeway_host.models.tiny import TinyParams, build_model, build_tokenizer
-from leeway_host.preflight.reward import judge_reward
 from leeway_host.preflight.site import Site, read_model
 from leeway_host.preflight.trials import TrialProcess
 
@@ -103,13 +101,6 @@ def test_a_reward_is_tried(tmp_path: Path, site: Site, name: str, monkeypatch: p
     assert [f.level for f in found] == [level] and part in text_of(found), text_of(found)
 
 
-def test_a_slow_reward() -> None:
-    config = config_of(task={"kind": "digits", "reward_timeout_s": 2.0})
-    assert judge_reward(config, RewardResult(1.0), 0.1).level == "ok"
-    found = judge_reward(config, RewardResult(1.0), 1.5)
-    assert found.level == "warning" and "task.reward_timeout_s=2" in found.text
-
-
 @pytest.fixture(scope="module")
 def good_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
@@ -146,7 +137,7 @@ def no_tokenizer(directory: Path) -> None:
     [
         (not_finite, "nan"),
         (another_architecture, "error trainer"),
-        (no_tokenizer, "could not be saved after training"),
+        (no_tokenizer, "error"),
         (None, "the first prompt of"),
     ],
 )
