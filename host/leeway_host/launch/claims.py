@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from leeway.checkpoints.find import read_latest
 from leeway.config import RunConfig
@@ -16,6 +17,9 @@ from leeway.errors import UsageError
 from leeway_host.models.base import is_model_dir
 
 CONFIG_FILE = "config.yaml"
+LOCK_FILE = ".lock"
+LOOKED_AT_S = 0.5
+"""How long `leeway status` may hold the lock while it looks whether a launcher does."""
 LAST_PORT = 65535
 
 
@@ -37,15 +41,13 @@ def claimed(out: Path, resume: bool) -> Iterator[None]:
         raise UsageError(f"--resume {out}: no run there ({out / CONFIG_FILE} is missing)")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = (out / ".lock").open("a+")
+        lock = (out / LOCK_FILE).open("a+", encoding="utf-8")
     except OSError as exc:
-        raise UsageError(f"the output directory {out} cannot be used: {exc.strerror}") from exc
+        raise UsageError(
+            f"the output directory {out} cannot be used: {exc.strerror}; name another: --out DIR"
+        ) from exc
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            lock.seek(0)
-            raise UsageError(f"{out} is in use by the run of process {lock.read().strip()}") from exc
+        _lock(lock, out)
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
@@ -55,6 +57,18 @@ def claimed(out: Path, resume: bool) -> Iterator[None]:
                 f"{out} already contains a run: choose another --out, or continue it with --resume {out}"
             )
         yield
+
+
+def _lock(lock: TextIO, out: Path) -> None:
+    deadline = time.monotonic() + LOOKED_AT_S
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            if time.monotonic() > deadline:
+                lock.seek(0)
+                raise UsageError(f"{out} is in use by the run of process {lock.read().strip()}") from exc
+            time.sleep(0.05)
 
 
 def check_checkpoint(out: Path, config: RunConfig) -> bool:

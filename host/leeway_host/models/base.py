@@ -12,6 +12,9 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from leeway.errors import UsageError
+from leeway_host.launch.environment import find_cache
+
 Progress = Callable[[str], None]
 
 PROVENANCE = "leeway_model.json"
@@ -19,12 +22,14 @@ PROVENANCE = "leeway_model.json"
 
 
 def default_cache_dir() -> Path:
-    """`$LEEWAY_CACHE_DIR/models`; without it `$XDG_CACHE_HOME/leeway/models`, or below ~/.cache."""
-    own = os.environ.get("LEEWAY_CACHE_DIR")
-    if own:
-        return Path(own) / "models"
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "leeway" / "models"
+    """`$LEEWAY_CACHE_DIR/models`; without it `$XDG_CACHE_HOME/leeway/models`, or below ~/.cache.
+
+    Raises UsageError when there is no home directory.
+    """
+    cache = find_cache(os.environ)
+    if cache is None:
+        raise UsageError("there is no home directory: set LEEWAY_CACHE_DIR to a directory for models")
+    return cache / "models"
 
 
 def is_model_dir(path: Path) -> bool:

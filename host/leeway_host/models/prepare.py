@@ -72,7 +72,10 @@ def _prepare(
 
 def _find_pretrained(config: ModelConfig, progress: Progress, tokenizer_only: bool) -> Path:
     name = config.name
-    directory = Path(name).expanduser()
+    try:
+        directory = Path(name).expanduser()
+    except RuntimeError as error:
+        raise ModelError(f"model.name: {name}: {error}; give the path without ~") from error
     if directory.is_dir():
         return check_model_dir(directory, config.trust_remote_code, weights=not tokenizer_only)
     if name.startswith(("/", ".", "~")):

@@ -27,7 +27,14 @@ from leeway_host.models.base import (
 FORMAT = 1
 """Part of the cache key; incremented when the same parameters give another model."""
 
-SCORING_KEYS = {"reward", "reward_timeout_s", "reward_memory_mib", "reward_workers", "error_reward"}
+SCORING_KEYS = {
+    "reward",
+    "reward_timeout_s",
+    "reward_memory_mib",
+    "reward_workers",
+    "reward_env",
+    "error_reward",
+}
 """Settings of a task that its items do not depend on."""
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"

@@ -10,7 +10,7 @@ from leeway.config import RunConfig
 from leeway.errors import LeewayError
 from leeway.models.base import CONFIG, ModelError, embedding_rows, model_directory, read_json
 from leeway.models.tokens import check_ids, check_tokens
-from leeway.rewards import load_reward
+from leeway.rewards import check_reward
 from leeway.tasks import encode_prompt, load_task
 from leeway_controller.plan import PromptError, check_prompt, plan_batch
 
@@ -41,7 +41,7 @@ def prompt_encoder(
         tokenizer = load_tokenizer(config, model_dir)
     rows = embedding_rows(read_json(model_directory(model_dir) / CONFIG))
     task = load_task(config.task)
-    load_reward(config.task, task)  # in a cluster nobody else checks it before the run starts
+    check_reward(config.task, task)  # in a cluster nobody else checks it before the run starts
 
     @lru_cache(maxsize=4096)
     def encode(item: int) -> list[int]:

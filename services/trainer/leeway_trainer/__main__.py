@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import sys
 from pathlib import Path
 
 from leeway.errors import EXIT_OK, LeewayError
-from leeway.process import exit_on_sigterm, limit_threads, service_parser
+from leeway.process import exit_on_sigterm, limit_threads, run_service, service_parser
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -48,4 +47,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_service(main)

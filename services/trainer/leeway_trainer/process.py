@@ -24,7 +24,7 @@ from leeway.diagnose import tell_start
 from leeway.errors import LeewayError, UsageError
 from leeway.health import Health, serve_health
 from leeway.messages import MessageError
-from leeway.process import freeze_heap, secret
+from leeway.process import freeze_heap, secret, stop_signals
 from leeway.streams import Keys, client_name, connect
 from leeway.telemetry.prometheus import serve_metrics
 from leeway.telemetry.tracing import start_tracing
@@ -76,7 +76,7 @@ def train(
     setup = TrainerSetup(args.model or config.model.name, args.out, keys, client, resume_from(args))
     try:
         trainer = Trainer(config, ranks, setup)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             signal.signal(number, lambda *_: setattr(trainer, "stopping", True))
         if ranks.first:
             start_telemetry(args, config, stack)
