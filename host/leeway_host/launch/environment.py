@@ -47,8 +47,10 @@ class Finding:
 
 def check_environment(environ: Mapping[str, str] = os.environ) -> list[Finding]:
     """Everything that is wrong with the environment of this process."""
+    lost = list(check_working_dir())
+    if lost:
+        return lost  # the other checks would fail for it
     checks: tuple[Callable[[Mapping[str, str]], Iterator[Finding]], ...] = (
-        check_working_dir,
         check_umask,
         check_tmp,
         check_cache,
@@ -76,7 +78,7 @@ def require_environment(note: Callable[[str], None]) -> None:
 # -- checks ------------------------------------------------------------------------------------------------
 
 
-def check_working_dir(environ: Mapping[str, str]) -> Iterator[Finding]:
+def check_working_dir() -> Iterator[Finding]:
     """The working directory still exists."""
     try:
         Path.cwd()
@@ -188,7 +190,7 @@ def mended_environment(environ: Mapping[str, str], cache: Path | None) -> dict[s
     caches = environ.get("XDG_CACHE_HOME") or (str(home / ".cache") if home else "")
     if cache is not None:
         scratch = cache / "home"
-        if home is None or not os.access(home, os.W_OK):
+        if home is None or _write_problem(home) is not None:
             # Libraries would write to a directory named ~ (vLLM, triton, torch), or fail.
             added["HOME"] = str(scratch)
         if not caches or _create_problem(Path(caches)) is not None:
