@@ -2,9 +2,9 @@
 
     python benchmarks/bench_packing.py [--model DIR] [--repeats 3]
 
-Five groups of eight responses, float32, one thread, at several lengths of prompt and response. Both sides run
-in turns in one process, and the fastest turn of each counts, so that the ratios hold on a busy machine. Without
---model: a random model with the shape of SmolLM2-135M.
+Five groups of eight responses, float32, one thread, at several lengths of prompt and response. Both sides
+run in turns in one process, and the fastest turn of each counts, so that the ratios hold on a busy machine.
+Without --model: a random model with the shape of SmolLM2-135M.
 """
 
 from __future__ import annotations
@@ -65,10 +65,11 @@ def measured(model: PolicyModel, case: tuple[int, int, int], repeats: int) -> st
             logp[packed] = forward_backward(model, parts)
             best[packed] = min(best[packed], time.process_time() - started)
     tokens = {packed: sum(b.input_ids.numel() for b in parts) for packed, parts in batches.items()}
+    worst = float((logp[True] - logp[False]).abs().max())
     prompt, n, length = case
     return (
         f"{prompt:6}  {n} x {length:<8} {tokens[False]:6} -> {tokens[True]:<6}  {best[False]:7.2f} -> "
-        f"{best[True]:<7.2f} {best[False] / best[True]:6.2f}   {float((logp[True] - logp[False]).abs().max()):.1e}"
+        f"{best[True]:<7.2f} {best[False] / best[True]:6.2f}   {worst:.1e}"
     )
 
 

@@ -66,7 +66,11 @@ def test_blocks_equal_one_masked_call(groups, window, kv_heads):
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 6), st.lists(st.integers(0, 5), min_size=1, max_size=4)), min_size=1)
+    st.lists(
+        st.tuples(st.integers(1, 6), st.lists(st.integers(0, 5), min_size=1, max_size=4)),
+        min_size=1,
+        max_size=6,
+    )
 )
 def test_positions_and_predictions(lengths):
     groups = [Group(prompt, tuple(responses)) for prompt, responses in lengths]
