@@ -39,14 +39,24 @@ def share_prompts(lm: PreTrainedModel) -> bool:
     if reason is None:
         attention.register()
         lm.set_attn_implementation(attention.IMPLEMENTATION)
-        if not shares_prompts(lm):
-            reason = "its attention implementation cannot be replaced"
-        elif not (worst := difference(lm)) <= TOLERANCE[lm.dtype]:
-            reason = f"hidden states differ by {worst:.2g} from those of single sequences"
-            lm.set_attn_implementation(PADDED)
-    if reason is not None:
-        _report(type(lm).__name__, reason)
-    return reason is None
+        reason = _mismatch(lm)
+        if reason is None:
+            return True
+        lm.set_attn_implementation(PADDED)
+    _report(type(lm).__name__, reason)
+    return False
+
+
+def _mismatch(lm: PreTrainedModel) -> str | None:
+    if not shares_prompts(lm):
+        return "its attention implementation cannot be replaced"
+    try:
+        found = difference(lm)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    if not found <= TOLERANCE[lm.dtype]:
+        return f"hidden states differ by {found:.2g} from those of single sequences"
+    return None
 
 
 @cache
@@ -76,6 +86,9 @@ def obstacle(lm: PreTrainedModel) -> str | None:
         return "it has cross-attention"
     if "position_ids" not in parameters:
         return "it takes no position ids"
+    windowed = getattr(config, "sliding_window", None) or "sliding_attention" in kinds
+    if windowed and not getattr(lm, "_supports_flash_attn", False):
+        return "its attention may not know its sliding window"  # flash attention has to be told
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return "it passes no arguments to its attention"
     return None
