@@ -17,7 +17,7 @@ from leeway_trainer.compare import SavedStep
 from leeway_trainer.model import load_policy_model
 from leeway_trainer.ranks import Ranks
 
-ONE, TWO, FOUR = 4096, 64, 28
+ONE, TWO, FOUR = 4096, 48, 22
 """micro_batch_tokens that cut the batch into so many micro-batches."""
 
 
