@@ -33,7 +33,8 @@ class TrainerConfig(Section):
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Maximum norm of the gradient; larger gradients are scaled down."""
     micro_batch_tokens: int = Field(default=4096, ge=16)
-    """Maximum number of padded tokens in one forward and backward pass."""
+    """Maximum number of tokens in one forward and backward pass. A prompt counts once for all its
+    responses; for models that cannot share prompts, once per response, and padding counts."""
     logits_chunk_tokens: int = Field(default=128, ge=1)
     """Number of positions whose logits are in memory at the same time."""
     gradient_checkpointing: bool = False
