@@ -11,6 +11,7 @@ import os
 import select
 import sys
 import time
+from typing import BinaryIO, cast
 
 WAIT_S = 5.0
 """How long a write waits for a reader that does not read (a full pipe, a terminal stopped by Ctrl-S)."""
@@ -103,7 +104,7 @@ def keep_output() -> None:
         stream.flush()
         raw = LastingRaw(descriptor)
         lasting = io.TextIOWrapper(
-            io.BufferedWriter(raw),
+            cast(BinaryIO, io.BufferedWriter(cast(io.RawIOBase, raw))),
             encoding=stream.encoding,
             errors=stream.errors,
             line_buffering=True,

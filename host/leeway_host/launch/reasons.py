@@ -100,7 +100,8 @@ def find_cause(log: str) -> str | None:
     """The error that ended the process whose log ends like this; None if it shows none."""
     errors = [line.error for line in read_lines(log) if line.error is not None]
     direct = [error for error in errors if not ECHOES.search(error)]
-    return (direct or errors or [None])[-1]
+    found = direct or errors
+    return found[-1] if found else None
 
 
 def last_line(log: str) -> str | None:

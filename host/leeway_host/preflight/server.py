@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import redis
 from redis.exceptions import NoPermissionError, ResponseError
@@ -170,7 +170,7 @@ def judge_memory(config: RunConfig, parameters: int, limit: int, used: int) -> l
 def judge_clock(client: redis.Redis) -> list[Finding]:
     """The server's clock against this machine's, if the user may ask for it."""
     try:
-        seconds, micros = client.time()  # type: ignore[misc]  # redis-py types it for both clients
+        seconds, micros = client.time()
     except redis.RedisError:
         return []
     off = time.time() - (seconds + micros / 1e6)
@@ -200,7 +200,7 @@ def check_replica(place: str, url: str) -> list[Finding]:
 
 def _write_state(client: redis.Redis, keys: Keys) -> None:
     pipe = client.pipeline(transaction=True)
-    pipe.watch(keys.state)
+    cast(Any, pipe).watch(keys.state)
     pipe.multi()
     pipe.hset(keys.state, "preflight", "1")
     pipe.execute()

@@ -42,9 +42,7 @@ def _find_reward(config: TaskConfig) -> Reward:
     if ":" in name:
         function = import_function(name)
         arguments = choose_arguments(function, name)
-        return Reward(
-            lambda item, response, task: call_reward(function, arguments, item, response, config)  # type: ignore[no-any-return]
-        )
+        return Reward(lambda item, response, task: call_reward(function, arguments, item, response, config))
     if name not in REWARDS:
         raise TaskError(f"task.reward: {REWARDS.unknown(name)}, or module:function")
     reward = REWARDS[name]
@@ -89,7 +87,8 @@ def import_function(path: str) -> Callable[..., Any]:
             f"task.reward: {path!r}: {module_name}{_shadowed(module, module_name)} has {found} named "
             f"{attribute!r}; expected a function, for example def {attribute or 'score'}(response, answer)"
         )
-    return function  # type: ignore[no-any-return]
+    found_function: Callable[..., Any] = function
+    return found_function
 
 
 def _shadowed(module: Any, name: str) -> str:
