@@ -42,9 +42,7 @@ def _find_reward(config: TaskConfig) -> Reward:
     if ":" in name:
         function = import_function(name)
         arguments = choose_arguments(function, name)
-        return Reward(
-            lambda item, response, task: call_reward(function, arguments, item, response, config)  # type: ignore[no-any-return]
-        )
+        return Reward(lambda item, response, task: call_reward(function, arguments, item, response, config))
     if name not in REWARDS:
         raise TaskError(f"task.reward: {REWARDS.unknown(name)}, or module:function")
     reward = REWARDS[name]

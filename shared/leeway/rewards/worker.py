@@ -13,7 +13,7 @@ import json
 import resource
 import signal
 import socket
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
@@ -62,7 +62,7 @@ def serve(fd: int) -> None:
                 _send(lines, _answer(task, score, request["index"], request["response"]))
 
 
-def _send(lines: IO[bytes], message: dict[str, Any]) -> None:
+def _send(lines: Any, message: dict[str, Any]) -> None:
     lines.write(json.dumps(message).encode() + b"\n")
     lines.flush()
 
