@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import atexit
 import ctypes
 import gc
 import logging
@@ -11,11 +10,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import NoReturn
 from urllib.parse import quote
 
-from leeway.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+from leeway.errors import EXIT_FAILED, EXIT_INTERRUPTED
 
 log = logging.getLogger(__name__)
 
@@ -68,28 +66,20 @@ def exit_on_sigterm() -> None:
 
 
 def run_service(main: Callable[[], int]) -> NoReturn:
-    """Run `main` and end the process with its status; an unexpected error is logged with its traceback.
+    """Run `main` and exit with its status; an unexpected error is logged with its traceback.
 
-    The interpreter is not taken down: libtriton would report hundreds of objects as leaked, which buries the
-    error that the log should end with. What is registered with atexit is run, and the logs are flushed.
+    The error is the last record of the log; only what native libraries report at exit comes after it.
     """
     # Until `main` has read how to log.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", datefmt="%H:%M:%S")
     try:
         code = main()
-    except SystemExit as exit_:
-        code = exit_.code if isinstance(exit_.code, int) else EXIT_OK if exit_.code is None else EXIT_FAILED
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     except Exception as error:
         log.error("%s: %s", type(error).__name__, error, exc_info=True)
         code = EXIT_FAILED
-    atexit._run_exitfuncs()
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # closed, or a full disk
-            stream.flush()
-    os._exit(code)
+    sys.exit(code)
 
 
 def limit_threads(count: int | None) -> None:
