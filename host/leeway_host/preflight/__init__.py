@@ -5,7 +5,8 @@
     machine.py   /dev/shm, file limits, processes, cores, memory, clock, compiler, instruction set
     ports.py     ports of the configuration
     disk.py      a checkpoint written and read; free space and inodes against what a run writes
-    server.py    Redis: reachable, policy, memory, permissions of every service
+    server.py    Redis: reachable, policy, memory
+    permissions.py  the commands of every service, tried
     model.py     files and sizes of the model
     prompts.py   prompts through tokenizer and chat template            (a process)
     reward.py    one reward on one response                             (a process)
