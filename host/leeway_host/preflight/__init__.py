@@ -2,10 +2,10 @@
 
     site.py      what the checks look at: configuration, directory, environment, model
     settings.py  keys and environment variables that nothing reads
-    machine.py   /dev/shm, file limits, processes, cores, memory, clock, compiler, instruction set
+    machine.py   /dev/shm, processes, cores, memory, clock, compiler, instruction set
     ports.py     ports of the configuration
     disk.py      a checkpoint written and read; free space and inodes against what a run writes
-    server.py    Redis: reachable, policy, memory, permissions of every service
+    server.py    Redis: reachable, policy, memory; permissions.py: commands of every service
     model.py     files and sizes of the model
     prompts.py   prompts through tokenizer and chat template            (a process)
     reward.py    one reward on one response                             (a process)

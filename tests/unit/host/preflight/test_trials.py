@@ -14,6 +14,7 @@ import psutil
 import pytest
 from preflight_support import config_of, edit_json, levels, site_of, text_of
 
+from leeway.errors import UsageError
 from leeway_host.models.base import quiet_libraries
 from leeway_host.models.tiny import TinyParams, build_model, build_tokenizer
 from leeway_host.preflight.site import Site, read_model
@@ -160,3 +161,13 @@ def test_a_tokenizer_that_cannot_be_loaded(good_model: Path, tmp_path: Path, sit
         replace(site, model=read_model(directory))
     )
     assert "the tokenizer in" in text_of(found) and levels(found) == {"error"}
+
+
+def test_an_export_that_would_fail_is_named(good_model: Path, tmp_path: Path) -> None:
+    from leeway_trainer.trial import try_export
+
+    directory = tmp_path / "copy"
+    shutil.copytree(good_model, directory)
+    (directory / "config.json").unlink()
+    with pytest.raises(UsageError, match=r"has no config\.json"):
+        try_export(None, directory)
