@@ -90,10 +90,10 @@ def _plan(rollouts: Sequence[Rollout], budget_tokens: int, ranks: int, packed: b
         lengths = [int(r.prompt_ids.size + r.response_ids.size - 1) for r in rollouts]
         return plan_padded(lengths, budget_tokens, ranks)
     prompts = same_prompt(rollouts)
-    lengths = {p: int(r.prompt_ids.size) for p, r in zip(prompts, rollouts, strict=True)}
+    prompt_tokens = {p: int(r.prompt_ids.size) for p, r in zip(prompts, rollouts, strict=True)}
     return plan_packed(
         prompts,
-        [lengths[p] for p in range(len(lengths))],
+        [prompt_tokens[p] for p in range(len(prompt_tokens))],
         [int(r.response_ids.size - 1) for r in rollouts],
         budget_tokens,
         ranks,

@@ -48,7 +48,7 @@ class AttentionBlock:
         position = torch.arange(keys - queries, keys, device=device)
         distance = position[:, None] - torch.arange(keys, device=device)
         mask = distance >= 0
-        return mask & (distance < window) if limited else mask
+        return mask if window is None else mask & (distance < window)
 
 
 @dataclass(frozen=True)
