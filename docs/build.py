@@ -98,7 +98,7 @@ def own_keys(section: str, choice: Choice[Any], name: str) -> str:
     model = choice.model(name)
     about = " ".join((model.__doc__ or "").split())
     keys = choice.own_keys(name)
-    body = table(model, f"{section}.", keys) if keys else "No keys of its own."
+    body = table(model, f"{section}.", keys) if keys else "No further keys."
     return f"### {section} with `{choice.key}: {name}`\n\n{about}\n\n{body}\n"
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import zlib
 
 ALONE = ("tests/e2e/test_run.py",)
-"""Each test is a unit of its own."""
+"""Each test is its own unit."""
 SLICES = {
     "tests/unit/checks/test_clean_and_faulty.py": 6,
     "tests/unit/corrections/test_random_batches.py": 2,

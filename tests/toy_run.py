@@ -1,4 +1,4 @@
-"""A whole run as numbers: a bigram language model, a sampler with numerics of its own, a trainer that learns.
+"""A whole run as numbers: a bigram language model, a sampler with its own numerics, a trainer that learns.
 
 It makes the very messages and metrics that the services make, through the functions that they use, so that
 checks can be tried on many seeds and on planted faults in seconds.

@@ -20,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 DEFAULT_OUT = Path("runs/lab")
-Out = Annotated[Path, typer.Option(help="Where runs and results are kept; what is there is not run again.")]
+Out = Annotated[Path, typer.Option(help="Directory of runs and results; finished runs are not repeated.")]
 
 
 @app.command("list")

@@ -6,7 +6,7 @@ read_result    metrics.jsonl and the weights at the marks, in the lab's terms
 
 Model, task, order of the prompts and optimiser are the lab's; numbers are float32 from end to end, unless
 the sampler's condition is bfloat16. What remains different is what the product does: an engine with kernels
-and generators of its own, heads instead of whole distributions, weights and rollouts through Redis.
+and its own generators, heads instead of whole distributions, weights and rollouts through Redis.
 """
 
 from __future__ import annotations

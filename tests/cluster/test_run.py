@@ -36,7 +36,7 @@ def samplers(release: Release) -> list[Json]:
 
 
 def assert_each_batch_once_and_in_order(release: Release) -> None:
-    """No batch was lost: within a run epoch steps follow each other, and an epoch goes on from a checkpoint
+    """No batch was lost: within a run epoch steps follow each other, and an epoch continues from a checkpoint
     of the one before. A report that is written again, because the answer was lost with the server, is one.
     """
     every, done = RUN["trainer"]["checkpoint_every"], 0
@@ -163,7 +163,7 @@ def test_rollback(release: Release) -> None:
 
 
 def left_of(release: Release) -> set[str]:
-    """Kind/name of what is there of the release; others may be in its namespace."""
+    """Kind/name of the objects of the release; its namespace may hold others."""
     kinds = "deployments,statefulsets,services,configmaps,secrets,pvc,roles,rolebindings,leases,pods"
     left = json.loads(release.kubectl("get", kinds, "-o", "json"))["items"]
     names = (f"{x['kind']}/{x['metadata']['name']}" for x in left)

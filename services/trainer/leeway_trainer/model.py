@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from leeway.errors import UsageError
+from leeway.models.base import model_directory
+from leeway.models.tensors import dtype_problems, loading_problems, read_headers, refuse
 from leeway_trainer.attention import packed_hidden_states
 from leeway_trainer.head import HeadLogProbs, LogitsTransform, TailQuery, TokenQuery
 from leeway_trainer.sharing import share_prompts, shares_prompts
@@ -70,9 +72,11 @@ class PolicyModel(nn.Module):
     attention does not see the padding, so they need neither an attention mask nor position ids.
     """
 
-    def __init__(self, lm: PreTrainedModel, chunk_tokens: int) -> None:
+    def __init__(self, lm: PreTrainedModel, chunk_tokens: int, source: str | Path = "") -> None:
         super().__init__()
         self.lm = lm
+        self.source = str(source)
+        """Directory or hub id that the model was loaded from."""
         self.head = TokenHead(lm.get_output_embeddings(), logits_transform(lm.config), chunk_tokens)
         _disable_dropout(lm)
 
@@ -109,8 +113,8 @@ def load_policy_model(
 ) -> PolicyModel:
     """Load a Hugging Face directory (or hub id) on the CPU, in `dtype`. It shares prompts if it can.
 
-    Raises UsageError when there is no causal language model there, or one whose logits the trainer does not
-    reproduce.
+    Raises UsageError when there is no causal language model there, when its tensors are not exactly those of
+    its architecture, or when the trainer does not reproduce its logits.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -118,15 +122,23 @@ def load_policy_model(
 
     transformers_logging.disable_progress_bar()
     try:
-        lm = AutoModelForCausalLM.from_pretrained(
-            str(directory), dtype=dtype, trust_remote_code=trust_remote_code, attn_implementation="sdpa"
+        lm, info = AutoModelForCausalLM.from_pretrained(
+            str(directory),
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # so that all of them are reported
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UsageError(
             f"cannot load a causal language model from {directory}: {error}. "
             "model.name must be a directory in Hugging Face format (config.json, *.safetensors) or a hub id"
         ) from error
-    model = PolicyModel(lm, chunk_tokens)
+    names = [name for name, _ in lm.named_parameters()]
+    stored = read_headers(model_directory(directory))
+    refuse(directory, [*loading_problems(info), *dtype_problems(stored, names)])
+    model = PolicyModel(lm, chunk_tokens, directory)
     check_logits(model)
     share_prompts(lm)
     return model

@@ -48,7 +48,7 @@ class AttentionBlock:
         position = torch.arange(keys - queries, keys, device=device)
         distance = position[:, None] - torch.arange(keys, device=device)
         mask = distance >= 0
-        return mask if window is None else mask & (distance < window)
+        return mask & (distance < window) if window is not None and limited else mask
 
 
 @dataclass(frozen=True)

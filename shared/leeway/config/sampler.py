@@ -41,5 +41,5 @@ class SamplerConfig(Section):
     max_restarts: int = Field(default=3, ge=0)
     """Number of times the local launcher restarts a sampler before the run fails."""
     max_deliveries: int = Field(default=3, ge=2)
-    """A ticket that has been delivered this many times is generated alone; if its sampler dies once more, the
+    """A ticket that has been delivered this many times is generated alone; if its sampler dies again, the
     run ends with an error that names the ticket."""

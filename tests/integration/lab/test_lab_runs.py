@@ -1,4 +1,4 @@
-"""The lab trains as the product does, repeats itself, and goes on where it was stopped."""
+"""The lab trains as the product does, repeats itself, and continues where it was stopped."""
 
 from __future__ import annotations
 

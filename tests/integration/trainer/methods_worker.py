@@ -76,7 +76,8 @@ def main() -> None:
         zero_stage = 3 if "head_tail" in settings else 0  # there theta_s has to be gathered, too
         weights, metrics, _ = two_steps(tiny_dir, ranks, 48, method, settings, zero_stage)
         if ranks.first:
-            torch.save({"weights": weights, "metrics": metrics}, out / f"{name}.pt")
+            plain = [{str(name): value for name, value in row.items()} for row in metrics]  # for weights_only
+            torch.save({"weights": weights, "metrics": plain}, out / f"{name}.pt")
     stop_ranks()
 
 

@@ -157,12 +157,12 @@ def test_wire_names_are_the_checkpoints(tiny_dir, ranks):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"zero_optimization": {"stage": 7}}, {"optimizer": {"type": "NoSuch"}}],
-    ids=["stage", "type"],
+    [{"zero_optimization": {"reduce_bucket_size": "many"}}, {"optimizer": {"params": {"no_such": 1}}}],
+    ids=["value", "argument"],
 )
 def test_deepspeed_settings_that_it_refuses_are_named(tiny_dir, ranks, settings):
     with pytest.raises(UsageError) as caught:
         Policy(load(tiny_dir), _config(tiny_dir, 0, deepspeed=settings), ranks)
     assert str(caught.value).startswith(
-        f"trainer.deepspeed: DeepSpeed does not start with {json.dumps(settings)}"
+        f"trainer.deepspeed: DeepSpeed cannot start with {json.dumps(settings)}"
     )

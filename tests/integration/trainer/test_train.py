@@ -331,7 +331,7 @@ def test_a_server_that_lost_everything_gets_a_new_epoch_of_the_same_policy(
         ("started", 0, -1),
         ("step", 0, -1),
         ("step", 1, -1),
-        ("step", 1, -1),  # once more, because it may have been lost; readers drop it
+        ("step", 1, -1),  # repeated, because it may have been lost; readers drop it
         ("started", 2, 0),
         ("step", 2, 0),
         ("step", 3, 0),

@@ -82,7 +82,7 @@ def test_a_run_on_two_ranks(tiny_dir, client, keys, redis_server, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(config))
     run = ["-m", "--", "leeway_trainer", "--config", path, "--run", keys.run, "--redis", redis_server.url]
-    # Without "--" torchrun takes --run for an abbreviation of an option of its own.
+    # Without "--" torchrun takes --run for an abbreviation of one of its own options.
     with OtherSide(client, keys, config) as other:
         python(*TORCHRUN, "--rdzv-endpoint", "localhost:0", *run, "--out", tmp_path / "run")
         other.wait_for(lambda: other.reports[-1].event == "finished")

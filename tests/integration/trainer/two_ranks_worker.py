@@ -47,7 +47,9 @@ def main() -> None:
         lagging = train_step(policy, snapshot, make_batch(1), config, 1)
         sent = {name: t.clone() for name, t in wire_tensors(policy, torch.float32, step=1)}
         if ranks.first:
-            torch.save({"weights": sent, "metrics": metrics, "lagging": lagging}, out / f"{stage}.pt")
+            rows = {"metrics": metrics, "lagging": lagging}
+            plain = {key: {str(name): value for name, value in row.items()} for key, row in rows.items()}
+            torch.save({"weights": sent, **plain}, out / f"{stage}.pt")  # plain names, for weights_only
         policy._bad_loss = float("nan") if ranks.rank == size - 1 else None
         try:
             policy.step(5)

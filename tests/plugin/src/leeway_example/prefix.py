@@ -9,7 +9,7 @@ from leeway.tasks import Task, TaskError, TaskItem
 
 
 def score(item: TaskItem, response: str, task: Task) -> float:
-    """In [0, 1]. Runs in a process of its own: it may take its time, fail or crash."""
+    """In [0, 1]. Runs in its own process: it may be slow, fail or crash."""
     pairs = zip(response.strip(), item.answer, strict=False)
     right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     return right / len(item.answer)
