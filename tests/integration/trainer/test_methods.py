@@ -89,10 +89,12 @@ def test_sharing_prompts_does_not_change_the_gradient(
 ) -> None:
     correction = build_correction({"method": method, **settings})
     (got, metrics), (want, padded) = (saved_steps[packed].gradient(correction) for packed in (True, False))
+    # Products of a whole sequence's ratios are tiny here, and so are their gradients.
+    largest = max(float(g.abs().max()) for g in want)
+    assert largest > 0
     for x, y in zip(got, want, strict=True):
-        torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(x, y, atol=min(1e-5, 1e-2 * largest), rtol=1e-5)
     assert metrics == pytest.approx(padded, rel=1e-4, abs=5e-6)
-    assert max(float(g.abs().max()) for g in want) > 1e-3
 
 
 def test_vcpo_changes_the_learning_rate_of_its_step(tiny_dir: Path, ranks: Ranks) -> None:

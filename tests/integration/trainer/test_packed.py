@@ -35,7 +35,10 @@ def save(name: str, directory: Path, **over: object) -> Path:
     prefix = {"MixtralMoe": "Mixtral"}.get(name, name)
     config_class = getattr(transformers, f"{prefix}{'TextConfig' if name == 'Gemma3' else 'Config'}")
     torch.manual_seed(0)
-    config = config_class(**{**SMALL, **MODELS.get(name, {}), **over})
+    settings = {**SMALL, **MODELS.get(name, {}), **over}
+    if settings["head_dim"] is None:  # FalconConfig derives it
+        del settings["head_dim"]
+    config = config_class(**settings)
     getattr(transformers, f"{prefix}ForCausalLM")(config).float().save_pretrained(directory)
     return directory
 
