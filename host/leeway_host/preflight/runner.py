@@ -28,7 +28,7 @@ from leeway_host.launch.environment import (
     mended_environment,
     raise_file_limit,
 )
-from leeway_host.preflight import disk, machine, model, ports, report, server, settings
+from leeway_host.preflight import disk, machine, model, permissions, ports, report, server, settings
 from leeway_host.preflight.site import Site, read_model
 from leeway_host.preflight.trials import TrialProcess
 
@@ -61,7 +61,7 @@ def first_checks(config: RunConfig) -> list[Check]:
         Check("machine", machine.check_machine_limits),
         Check(ports.CHECK, ports.check_ports),
         Check(disk.WRITE, disk.check_writing, 30.0),
-        Check(server.CHECK, server.check_server, SERVER_S),
+        Check(permissions.CHECK, server.check_server, SERVER_S),
         _trial("reward", "leeway_host.preflight.reward", limit_s),
     ]
 
