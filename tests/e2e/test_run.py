@@ -19,7 +19,7 @@ from leeway.metrics import find_metric
 from leeway_host.report.page import ROW_FIELDS
 
 SUMMARY_KEYS = {
-    "status", "steps", "method", "model", "seed", "wall_s", "reward", "ess_token", "ess_sequence", "lag_var",
+    "status", "reason", "steps", "method", "model", "seed", "wall_s", "reward", "ess_token", "ess_sequence", "lag_var",
     "discrepancy_kl", "weight_age", "resyncs", "versions", "tokens_generated", "tokens_trained",
     "tokens_voided", "sampler_busy_fraction", "trainer_busy_fraction",
 }  # fmt: skip
@@ -35,7 +35,7 @@ def test_a_whole_run(start_run: StartRun, ports: Iterator[int]) -> None:
     with otlp_receiver() as receiver:
         telemetry = {"otlp_endpoint": receiver.http, "metrics_port": port, "log_format": "json"}
         run = start_run("--json", telemetry=telemetry)
-        run.wait_for(lambda: run.rows(), 200)
+        run.wait_for(lambda: run.rows(), 300)
         controller, trainer, sampler = (scrape(port + i) for i in range(3))
         code, output = run.finish()
     assert code == 0, output
@@ -116,7 +116,7 @@ def test_what_cannot_be_used_is_refused_with_one_message(
         text = text.replace('"http_port": -1', f'"http_port": {busy.getsockname()[1]}')
         filled = [a.replace("{wrong}", wrong).replace("{tmp}", str(tmp_path)) for a in args]
         run = start_run(*filled, **json.loads(text))
-        code, output = run.finish(60)
+        code, output = run.finish(200)
     assert code == 2, output
     messages = [line for line in output.splitlines() if line.startswith("leeway: ")]
     assert len(messages) == 1, output
@@ -129,7 +129,7 @@ def test_a_run_does_not_overwrite_another(start_run: StartRun, tmp_path: Path) -
     out = tmp_path / "there"
     out.mkdir()
     (out / "metrics.jsonl").write_text("{}\n")
-    code, output = start_run(out=out).finish(30)
+    code, output = start_run(out=out).finish(120)
     assert code == 2
     assert "--resume" in output
 
