@@ -19,7 +19,7 @@ from leeway.metrics import find_metric
 from leeway_host.report.page import ROW_FIELDS
 
 SUMMARY_KEYS = {
-    "status", "reason", "steps", "method", "model", "seed", "wall_s", "reward", "ess_token", "ess_sequence", "lag_var",
+    "status", "steps", "method", "model", "seed", "wall_s", "reward", "ess_token", "ess_sequence", "lag_var",
     "discrepancy_kl", "weight_age", "resyncs", "versions", "tokens_generated", "tokens_trained",
     "tokens_voided", "sampler_busy_fraction", "trainer_busy_fraction",
 }  # fmt: skip
