@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections import deque
@@ -91,24 +92,30 @@ class LiveView:
 
 
 class PlainView:
-    """One line per event, for logs. That its output may be closed is the concern of leeway_host.terminal."""
+    """One line per event, for logs. The run continues when its output is closed."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
         self._last = ""
 
+    def _print(self, stream: str, text: str) -> None:
+        try:
+            print(text, file=getattr(sys, stream), flush=True)
+        except OSError:  # a closed pipe or terminal
+            setattr(sys, stream, io.StringIO())
+
     def status(self, text: str) -> None:
         if text != self._last:
             self._last = text
-            print(text, file=sys.stderr, flush=True)
+            self._print("stderr", text)
 
     def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        self._print("stderr", text)
 
     def row(self, row: Row) -> None:
         cells = (f"{column.title} {cell(row, metric, column.form)}" for metric, column in columns())
         text = f"step {row['step'] + 1}/{self.steps}  " + "  ".join(cells)
-        print(f"{text}  {verdict_text(row)}", flush=True)
+        self._print("stdout", f"{text}  {verdict_text(row)}")
 
     def close(self) -> None:
         return
@@ -118,7 +125,7 @@ class JsonView(PlainView):
     """Each step as one JSON object on standard output."""
 
     def row(self, row: Row) -> None:
-        print(json.dumps(row), flush=True)
+        self._print("stdout", json.dumps(row))
 
 
 def open_view(steps: int, as_json: bool) -> View:

@@ -6,8 +6,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from leeway.config import TaskConfig
-from leeway.models.base import ModelError
-from leeway_host.models.base import Progress
+from leeway_host.models.base import ModelError, Progress
 
 if TYPE_CHECKING:
     import torch

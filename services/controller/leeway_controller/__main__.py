@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import logging
 import signal
+import sys
 import threading
 
 from leeway.errors import EXIT_OK, LeewayError
-from leeway.process import run_service, service_parser, stop_signals
+from leeway.process import service_parser
 
 log = logging.getLogger("leeway_controller")
 
@@ -30,7 +31,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     stop = threading.Event()
-    for number in stop_signals():
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     from leeway.config.load import load_config
     from leeway.telemetry.logs import setup_logging
@@ -47,4 +48,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run_service(main)
+    sys.exit(main())
