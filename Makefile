@@ -16,7 +16,7 @@ IMAGE_PREFIX ?=
 IMAGE_TAG ?= dev
 IMAGE_ARGS ?=
 PYTEST_ARGS ?=
-# Tests in parallel. More workers than cores, because much of a run is waiting for something to start.
+# Tests in parallel. With more workers than cores, an engine can take longer to start than vLLM waits for it.
 TEST_WORKERS ?= 2
 
 # The tests start about a hundred processes, which share their compiled modules.
