@@ -27,7 +27,13 @@ def start_run(cache: Path, tmp_path: Path) -> Iterator[StartRun]:
     runs: list[Run] = []
 
     def start(*args: str, out: Path | None = None, cwd: Path = ROOT, **sections: Any) -> Run:
-        config = {k: {**v, **sections.pop(k, {})} if isinstance(v, dict) else v for k, v in SMALL.items()}
+        config = {
+            # Another kind of task has other keys.
+            k: {**({} if "kind" in sections.get(k, {}) else v), **sections.pop(k, {})}
+            if isinstance(v, dict)
+            else v
+            for k, v in SMALL.items()
+        }
         path = tmp_path / f"config-{len(runs)}.json"  # JSON is YAML
         path.write_text(json.dumps({**config, **sections}))
         where = out or tmp_path / f"run-{len(runs)}"
