@@ -38,7 +38,7 @@ RUN /opt/leeway/bin/python -m pip --no-cache-dir --disable-pip-version-check ins
 # -- runtime ------------------------------------------------------------------------------------------------------
 FROM ${PYTHON_IMAGE} AS runtime
 RUN useradd --uid 10001 --user-group --home-dir /tmp --no-create-home --shell /usr/sbin/nologin leeway
-ENV PATH=/opt/leeway/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 TOKENIZERS_PARALLELISM=false \
+ENV PATH=/opt/leeway/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 TOKENIZERS_PARALLELISM=false PYTHONSAFEPATH=1 \
     HOME=/tmp XDG_CACHE_HOME=/tmp/.cache LEEWAY_CACHE_DIR=/cache HF_HOME=/cache/huggingface
 COPY --from=dependencies /opt/leeway /opt/leeway
 COPY --from=project /out/ /

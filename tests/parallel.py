@@ -54,7 +54,7 @@ def unit_of(nodeid: str) -> str:
     """Name of the unit of work that a test belongs to."""
     module = nodeid.partition("::")[0]
     parameter = parameters(nodeid)
-    if module in ALONE or parameter == "long":
+    if module in ALONE or parameter == "minute":
         return nodeid
     if module in SLICES:
         return f"{module} {zlib.crc32(nodeid.encode()) % SLICES[module]}"

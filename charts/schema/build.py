@@ -1,4 +1,4 @@
-"""`make chart`: values.yaml, values.schema.json and README.md from charts/schema/values.py and RunConfig.
+"""`make chart`: values.yaml, its schema, README.md and files/ from charts/schema/values.py and RunConfig.
 
 With --check nothing is written; the exit status is 1 if a file is out of date.
 """
@@ -184,6 +184,25 @@ def rows(value: BaseModel, prefix: str) -> Iterator[str]:
             yield f"| `{prefix}{key}` | `{shown}` | {about.replace('|', chr(92) + '|')} |"
 
 
+def leaves(value: BaseModel, prefix: str) -> Iterator[tuple[str, Any]]:
+    """(dotted path, default) of every key that is not a level itself."""
+    for key, _, _ in fields(type(value)):
+        inner = getattr(value, "global_" if key == "global" else key)
+        if isinstance(inner, BaseModel):
+            yield from leaves(inner, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", inner
+
+
+def build_defaults() -> str:
+    """files/defaults.yaml: the meaning of a key that is null or missing, whose default Helm deletes."""
+    head = (
+        "# Default of every key, by its path, written by `make chart`; see leeway.defaults in _helpers.tpl."
+    )
+    lines = (f"{path}: {json.dumps(as_plain(default))}" for path, default in leaves(ChartValues(), ""))
+    return "\n".join([head, *lines]) + "\n"
+
+
 def build_readme() -> str:
     """The chart's README: charts/schema/readme.md followed by the tables."""
     parts = [(HERE / "readme.md").read_text(encoding="utf-8").rstrip(), ""]
@@ -207,6 +226,7 @@ def main() -> int:
         "values.schema.json": json.dumps(build_schema(), separators=(",", ":"), sort_keys=True) + "\n",
         "values.yaml": build_values(),
         "README.md": build_readme(),
+        "files/defaults.yaml": build_defaults(),
         "files/demo.yaml": yaml.safe_dump(RUN, sort_keys=False),
     }
     stale = [

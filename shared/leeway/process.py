@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
+from typing import NoReturn
 from urllib.parse import quote
 
-from leeway.errors import EXIT_INTERRUPTED
+from leeway.errors import EXIT_FAILED, EXIT_INTERRUPTED
+
+log = logging.getLogger(__name__)
 
 PASSWORD_ENV = "LEEWAY_REDIS_PASSWORD"
 PR_SET_PDEATHSIG = 1
@@ -38,6 +43,19 @@ def service_parser(name: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def is_ignored(number: int) -> bool:
+    """True for a signal that the parent chose to ignore (nohup, a shell's background job)."""
+    return signal.getsignal(number) is signal.SIG_IGN
+
+
+def stop_signals() -> tuple[int, ...]:
+    """The signals that stop a service: SIGTERM, and SIGINT unless it is ignored.
+
+    The launcher and Kubernetes stop services by SIGTERM, so that it counts whatever was inherited.
+    """
+    return (signal.SIGTERM,) if is_ignored(signal.SIGINT) else (signal.SIGTERM, signal.SIGINT)
+
+
 def exit_on_sigterm() -> None:
     """Exit on SIGTERM until the service installs its own handler.
 
@@ -45,6 +63,23 @@ def exit_on_sigterm() -> None:
     would not end before its grace period is over.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))
+
+
+def run_service(main: Callable[[], int]) -> NoReturn:
+    """Run `main` and exit with its status; an unexpected error is logged with its traceback.
+
+    The error is the last record of the log; only what native libraries report at exit comes after it.
+    """
+    # Until `main` has read how to log.
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", datefmt="%H:%M:%S")
+    try:
+        code = main()
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except Exception as error:
+        log.error("%s: %s", type(error).__name__, error, exc_info=True)
+        code = EXIT_FAILED
+    sys.exit(code)
 
 
 def limit_threads(count: int | None) -> None:
@@ -67,12 +102,31 @@ def freeze_heap() -> None:
 def secret(value: str) -> str:
     """`env:NAME` is replaced by the environment variable NAME, so that no secret appears in a process list.
 
-    A URL in NAME without a password gets the one in PASSWORD_ENV, percent-encoded.
+    A URL in NAME without a password gets the one in PASSWORD_ENV, percent-encoded. Both variables are
+    removed, also from /proc/PID/environ, where reward code could read them; later calls know the value.
     """
     name = value.removeprefix("env:")
     if name == value:
         return value
-    return with_password(os.environ[name], os.environ.get(PASSWORD_ENV))
+    if name in os.environ:
+        _secrets[name] = with_password(os.environ[name], os.environ.get(PASSWORD_ENV))
+        for variable in (name, PASSWORD_ENV):
+            _wipe_variable(variable)
+    return _secrets[name]
+
+
+_secrets: dict[str, str] = {}
+
+
+def _wipe_variable(name: str) -> None:
+    """Remove an environment variable, also from the block that the kernel shows in /proc/PID/environ."""
+    if sys.platform == "linux" and name in os.environ:
+        libc = ctypes.CDLL(None)
+        libc.getenv.restype = ctypes.c_void_p
+        address = libc.getenv(name.encode())
+        if address:
+            ctypes.memset(address, ord("*"), len(os.fsencode(os.environ[name])))
+    os.environ.pop(name, None)
 
 
 def with_password(url: str, password: str | None) -> str:

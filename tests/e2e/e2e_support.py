@@ -34,14 +34,14 @@ SMALL = {
 
 
 class Run:
-    """One `leeway run`. `out` is its output directory."""
+    """One `leeway run`, without the preflight, which has its own tests. `out` is its output directory."""
 
     def __init__(self, cache: Path, out: Path, config: Path, *args: str, cwd: Path = ROOT) -> None:
         self.out, self.mark = out, uuid.uuid4().hex
         environ = {k: v for k, v in os.environ.items() if not k.startswith("LEEWAY_")}
         environ |= {MARK: self.mark, "LEEWAY_CACHE_DIR": str(cache)}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "leeway_host", "run", str(config), *args],
+            [sys.executable, "-m", "leeway_host", "run", str(config), "--no-preflight", *args],
             env=environ,
             cwd=cwd,
             stdout=subprocess.PIPE,

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from leeway_host.launch.services import Service, describe_exit, kill_all, stop_all
+from leeway_host.launch.reasons import describe_exit
+from leeway_host.launch.services import Service, kill_all, stop_all
 from leeway_host.redis_server import EmbeddedRedis
 
 PARENT = """

@@ -22,7 +22,7 @@ def test_units() -> None:
     assert unit_of(f"{engine}::test_a[tied]") != unit_of(f"{engine}::test_a[untied]")
     fuzz = "tests/unit/shared/test_fuzz.py"
     assert unit_of(f"{fuzz}::test_a[quick]") == unit_of(f"{fuzz}::test_b") == fuzz
-    assert unit_of(f"{fuzz}::test_a[long]") != unit_of(f"{fuzz}::test_b[long]")
+    assert unit_of(f"{fuzz}::test_a[minute]") != unit_of(f"{fuzz}::test_b[minute]")
     crash = "tests/integration/trainer/test_crash_points.py"
     assert len({unit_of(f"{crash}::test_a[{i}]") for i in range(100)}) == SLICES[crash]
 

@@ -1,3 +1,24 @@
+{{/*
+A key that is null, or that an older release does not have (--reuse-values), means its default. Helm deletes the
+default of such a key, so that it is filled in again here. Every template starts with this. Objects of Kubernetes
+types are filled in as a whole: a null within them removes a key.
+*/}}
+{{- define "leeway.defaults" -}}
+{{- range $path, $default := .Files.Get "files/defaults.yaml" | fromYaml -}}
+{{- $level := $.Values -}}
+{{- $keys := splitList "." $path -}}
+{{- range initial $keys -}}
+{{- if not (kindIs "map" (index $level .)) -}}
+{{- $_ := set $level . dict -}}
+{{- end -}}
+{{- $level = index $level . -}}
+{{- end -}}
+{{- if kindIs "invalid" (index $level (last $keys)) -}}
+{{- $_ := set $level (last $keys) $default -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
 {{/* A name of at most 40 characters, so that what is put behind it stays within 52 (StatefulSet) and 63. */}}
 {{- define "leeway.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}

@@ -7,13 +7,17 @@ that --help is instant.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Annotated
 
 import typer
 
-from leeway.errors import EXIT_INTERRUPTED, LeewayError
-from leeway_host.cli import bench, config, corrections, lab, model, redis, run, runs
+from leeway.errors import EXIT_FAILED, EXIT_INTERRUPTED, LeewayError
+from leeway_host.cli import bench, config, corrections, doctor, export, lab, model, redis, run, runs, status
+from leeway_host.terminal import open_standard_files
+
+LOG_LEVEL_ENV = "LEEWAY_TELEMETRY__LOG_LEVEL"
 
 app = typer.Typer(
     name="leeway",
@@ -23,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for theme in (run, runs, lab):
+for theme in (run, status, doctor, runs, export, lab):
     app.add_typer(theme.app)
 app.add_typer(runs.scale, name="scale")
 app.add_typer(config.app, name="config")
@@ -52,12 +56,15 @@ def _root(
 
 def main() -> None:
     """Entry point of the command `leeway`."""
+    open_standard_files()
+    # No process that a command starts imports from the working directory.
+    os.environ["PYTHONSAFEPATH"] = "1"
     logging.basicConfig(level=logging.ERROR, format="leeway: %(message)s")
     run_commands(app)
 
 
 def run_commands(commands: typer.Typer) -> None:
-    """Run a command line; a LeewayError becomes one message and its exit code."""
+    """Run a command line; an error becomes one message and its exit code."""
     try:
         commands()
     except LeewayError as exc:
@@ -65,6 +72,11 @@ def run_commands(commands: typer.Typer) -> None:
         sys.exit(exc.exit_code)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+    except Exception as exc:
+        if os.environ.get(LOG_LEVEL_ENV) == "DEBUG":
+            raise
+        typer.echo(f"leeway: {type(exc).__name__}: {exc} (traceback: {LOG_LEVEL_ENV}=DEBUG)", err=True)
+        sys.exit(EXIT_FAILED)
 
 
 if __name__ == "__main__":

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leeway.errors import UsageError
+from leeway_host.cli.config import tell_unread
 from leeway_host.cli.options import Out, Sets
+from leeway_host.terminal import keep_output
 
 if TYPE_CHECKING:
     from leeway.config import RunConfig
+    from leeway_host.launch.local import Result
 
 app = typer.Typer()
 
@@ -30,13 +34,25 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Continue the run in this directory.")
     ] = None,
+    resume_from: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="STEP", help="With --resume: go back to the checkpoint of this step."),
+    ] = None,
     redis: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Use this Redis server instead of starting one (redis.url)."),
     ] = None,
     sets: Sets = None,
+    no_preflight: Annotated[
+        bool,
+        typer.Option("--no-preflight", help="Start at once, without the checks of leeway doctor CONFIG."),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print each step and the summary as a JSON line.")
+    ] = False,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", help="Return at once; the run outlives the terminal (DIR/run.log)."),
     ] = False,
 ) -> None:
     """Run everything on this machine: Redis, controller, trainer and samplers."""
@@ -46,6 +62,8 @@ def run(
 
     if resume is not None and out is not None and resume != out:
         raise UsageError("--resume DIR writes to DIR: omit --out")
+    if resume_from is not None and resume is None:
+        raise UsageError(f"--resume-from {resume_from} needs --resume DIR, the run to continue")
     path = config or (resume / "config.yaml" if resume else None)
     if path is None:
         raise UsageError("which run? give a configuration, for example: leeway run examples/quickstart.yaml")
@@ -58,16 +76,44 @@ def run(
     options = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
     resolved = load_config(path, [*(sets or []), *options])
     _check_passwords(resolved, path)
+    if no_preflight:
+        tell_unread(resolved)
     directory = resume or out or default_out(resolved)
-    result = LocalRun(resolved, directory, resume=resume is not None, as_json=as_json).run()
+    if detach:
+        return _detach(directory, resume=resume is not None)
+    keep_output()
+    job = LocalRun(
+        resolved,
+        directory,
+        resume=resume is not None,
+        resume_from=resume_from,
+        as_json=as_json,
+        preflight=not no_preflight,
+    )
+    result = job.run()
     if as_json:
         typer.echo(json.dumps(result.summary))
-    elif result.exit_code:
-        typer.echo(f"leeway: {result.summary['error']}", err=True)
-    if result.summary["steps"] and not as_json:
+    else:
+        _show_end(result)
+    raise typer.Exit(result.exit_code)
+
+
+def _show_end(result: Result) -> None:
+    """The files of the run and, last, why it ended and what comes next."""
+    if result.summary["steps"]:
         where = result.out
         typer.echo(f"{where}/summary.json  {where}/metrics.jsonl  (plots: leeway report {where})")
-    raise typer.Exit(result.exit_code)
+    if result.exit_code:
+        typer.echo(f"leeway: {result.summary['error']}", err=True)
+        if reason := result.summary["reason"]:
+            typer.echo(f"next: {reason['next']}", err=True)
+
+
+def _detach(directory: Path, *, resume: bool) -> None:
+    from leeway_host.launch.detach import detached_argv, how_to_follow, start_detached
+
+    pid = start_detached(detached_argv(sys.argv[1:], directory, resume=resume), directory)
+    typer.echo(how_to_follow(directory, pid))
 
 
 def _check_passwords(config: RunConfig, path: Path) -> None:
@@ -106,6 +152,7 @@ def chaos(
         raise UsageError(f"--faults {faults}: expected some of {', '.join(KINDS)}, separated by commas")
     kinds = [kind for kind in KINDS if kind in asked]
     resolved = load_config(config, sets or [])
+    keep_output()
     run = ChaosRun(resolved, out or default_out(resolved), plan_faults(kills, seed, kinds))
     result = run.run()
     show(run, Console())

@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.table import Table
 
 from leeway.batches import plan_batch, prompts_digest
+from leeway.checkpoints.find import read_latest
 from leeway.config import RunConfig
 from leeway.errors import UsageError
 from leeway.messages import ReportHeader
 from leeway.metrics.areas.time import TIME_STEP_S
 from leeway.metrics.areas.tokens import ROLLOUTS_DUPLICATES
-from leeway_host.launch.claims import read_checkpoint
 from leeway_host.launch.faults import SAMPLERS, STEPS_PER_FAULT, Fault, Injector
 from leeway_host.launch.history import ExpectedDigest, check_history
 from leeway_host.launch.local import LocalRun, Result
@@ -138,8 +138,8 @@ class ChaosRun(LocalRun):
         problems = []
         if len(self.injected) < len(self.planned):
             problems.append(f"the run ended after {len(self.injected)} of {len(self.planned)} faults")
-        checkpoint = read_checkpoint(self.out)
-        next_batch = None if checkpoint is None else checkpoint["next_batch"]
+        checkpoint = read_latest(self.out)
+        next_batch = None if checkpoint is None else checkpoint.next_batch
         rows = read_rows(self.out / "metrics.jsonl")
         expected = expected_digest(self.config, self.model)
         return problems + check_history(self.reports, rows, next_batch, self.config, expected)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
+from leeway.checkpoints.find import read_latest
 from leeway.config import RunConfig
 from leeway.errors import UsageError
+from leeway_host.models.base import is_model_dir
 
 CONFIG_FILE = "config.yaml"
+LOCK_FILE = ".lock"
+LOOKED_AT_S = 0.5
+"""How long `leeway status` may hold the lock while it looks whether a launcher does."""
 LAST_PORT = 65535
 
 
@@ -37,15 +41,13 @@ def claimed(out: Path, resume: bool) -> Iterator[None]:
         raise UsageError(f"--resume {out}: no run there ({out / CONFIG_FILE} is missing)")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = (out / ".lock").open("a+")
+        lock = (out / LOCK_FILE).open("a+", encoding="utf-8")
     except OSError as exc:
-        raise UsageError(f"the output directory {out} cannot be used: {exc.strerror}") from exc
+        raise UsageError(
+            f"the output directory {out} cannot be used: {exc.strerror}; name another: --out DIR"
+        ) from exc
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            lock.seek(0)
-            raise UsageError(f"{out} is in use by the run of process {lock.read().strip()}") from exc
+        _lock(lock, out)
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
@@ -57,23 +59,25 @@ def claimed(out: Path, resume: bool) -> Iterator[None]:
         yield
 
 
-def read_checkpoint(out: Path) -> dict[str, Any] | None:
-    """State of the last checkpoint in `out` (`next_batch`, `model`, ...); None when there is none."""
-    pointer = out / "checkpoints" / "latest"
-    if not pointer.exists():
-        return None
-    state: dict[str, Any] = json.loads(
-        (pointer.parent / pointer.read_text().strip() / "leeway.json").read_text()
-    )
-    return state
+def _lock(lock: TextIO, out: Path) -> None:
+    deadline = time.monotonic() + LOOKED_AT_S
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            if time.monotonic() > deadline:
+                lock.seek(0)
+                raise UsageError(f"{out} is in use by the run of process {lock.read().strip()}") from exc
+            time.sleep(0.05)
 
 
 def check_checkpoint(out: Path, config: RunConfig) -> bool:
     """True when `out` has a checkpoint that this configuration can continue from, False when it has none.
 
-    Raises UsageError when another configuration wrote it, or when no step is left to do.
+    Raises UsageError when another configuration wrote it, or when nothing is left to do, and CheckpointError
+    when it is damaged.
     """
-    state = read_checkpoint(out)
+    state = read_latest(out)
     if state is None:
         return False
     trainer = config.trainer
@@ -84,17 +88,27 @@ def check_checkpoint(out: Path, config: RunConfig) -> bool:
         "model": config.model.name,
     }
     for key, value in now.items():
-        if state[key] != value:
+        then = getattr(state, key)
+        if then != value:
             raise UsageError(
-                f"--resume {out}: its checkpoint was written with {key}={state[key]!r}, this configuration "
+                f"--resume {out}: its checkpoint was written with {key}={then!r}, this configuration "
                 f"has {value!r}; resume with the same value"
             )
-    if state["next_batch"] >= trainer.steps:
+    done = state.next_batch
+    if done >= trainer.steps and not only_export_is_left(out, config):
         raise UsageError(
-            f"--resume {out}: {state['next_batch']} of trainer.steps={trainer.steps} steps are already done; "
-            f"to continue, increase them, for example --steps {state['next_batch'] + 10}"
+            f"--resume {out}: {done} of trainer.steps={trainer.steps} steps are already done; "
+            f"to continue, increase them, for example --steps {done + 10}"
         )
     return True
+
+
+def only_export_is_left(out: Path, config: RunConfig) -> bool:
+    """True when every step is done, but the model in Hugging Face format was not written."""
+    state = read_latest(out)
+    if state is None or state.next_batch < config.trainer.steps or not config.output.save_model:
+        return False
+    return not is_model_dir(out / "model")
 
 
 def check_ports(config: RunConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,19 @@ REDIS_ENV = "LEEWAY_REDIS_URL"
 """Services read the server's URL from the environment, so that no password appears in a process list."""
 SERVICES_CONFIG = ".services.yaml"
 """The configuration file that services read; it becomes DIR/config.yaml once the trainer has started."""
+SERVICE_ENV = {
+    # Neither services nor what they start (torchrun's ranks, vLLM's workers, reward workers) import from the
+    # working directory, where a user may have a types.py or a folder vllm/. The module of task.reward is
+    # looked up there explicitly, after everything that is installed.
+    "PYTHONSAFEPATH": "1",
+    # Text is UTF-8 whatever the locale says.
+    "PYTHONUTF8": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # A segmentation fault leaves "Fatal Python error" and its place in the log.
+    "PYTHONFAULTHANDLER": "1",
+}
+QUIET_ENV = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error"}
+"""Libraries that would fill the logs, unless telemetry.log_level is DEBUG or the user has set them."""
 CONTROLLER, TRAINER, FIRST_SAMPLER = 0, 1, 2
 """Offsets of the services' ports from telemetry.metrics_port."""
 
@@ -64,5 +78,7 @@ class LaunchPlan:
 
     def _command(self, service: str, module_and_arguments: list[str]) -> Command:
         urls: dict[str, str] = {str(name): url for name, url in self.config.redis.service_urls.items()}
-        env = {REDIS_ENV: urls.get(service, self.redis_url), "TOKENIZERS_PARALLELISM": "false"}
+        quiet = {} if self.config.telemetry.log_level == "DEBUG" else QUIET_ENV
+        unset = {name: value for name, value in quiet.items() if name not in os.environ}
+        env = {**unset, **SERVICE_ENV, REDIS_ENV: urls.get(service, self.redis_url)}
         return Command([sys.executable, "-m", *module_and_arguments], env)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from leeway.checkpoints.state import has_checkpoint
 from leeway_host.launch.commands import Command, LaunchPlan
 from leeway_host.launch.failures import FINAL, service_failure
-from leeway_host.launch.services import Service, describe_exit, stop_all
+from leeway_host.launch.reasons import describe_exit
+from leeway_host.launch.services import Service, stop_all
 
 CONTROLLER_RESTARTS = 3
 
@@ -74,21 +76,21 @@ class Fleet:
         self.note(f"scaled to {wanted} samplers")
 
     def restart_ended(self) -> None:
-        """Restart services that ended early. Raises RunFailed or StalledError for one that must not be."""
+        """Restart services that ended early. Raises RunFailed for one that must not be."""
         for service in self.services:
             code = service.poll()
             if code is None or (code == 0 and service in (self.controller, self.trainer)):
                 continue
             if service in self.leaving:
                 continue  # if it died instead of draining, others claim its tickets
-            hint = origin = ""
+            origin = ""
             if service is self.trainer:
                 origin = " from the beginning"
                 if self._resume_trainer():
                     origin = " from the last checkpoint"
-                    hint = f"\ncontinue from the last checkpoint with: leeway run --resume {self.plan.out}"
             if code in FINAL or not service.restart():
-                raise service_failure(service, code, hint, self.samplers)
+                details = self.plan.config.telemetry.log_level == "DEBUG"
+                raise service_failure(service, code, self.samplers, details=details)
             self.note(f"{service.name} ended ({describe_exit(code)}) and was restarted{origin}")
 
     def _add_sampler(self) -> Service:
@@ -103,7 +105,7 @@ class Fleet:
 
     def _resume_trainer(self) -> bool:
         """Have the trainer's next start continue from the last checkpoint; False when there is none."""
-        if not (self.plan.out / "checkpoints" / "latest").exists():
+        if not has_checkpoint(self.plan.out):
             return False
         if "--resume" not in self.trainer.argv:
             self.trainer.argv += ["--resume", str(self.plan.out)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 from leeway.errors import EXIT_INTERRUPTED, LeewayError
+from leeway.process import is_ignored
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -18,6 +19,9 @@ class Interrupted(LeewayError):
 class StopRequest:
     """Context manager that records SIGINT, SIGTERM and SIGHUP; `check` raises Interrupted after one.
 
+    A signal that is ignored stays ignored: nohup ignores SIGHUP so that a run outlives its terminal, and a
+    shell ignores SIGINT for its background jobs, because Ctrl-C is not meant for them.
+
     With `immediate` set, the signal also raises Interrupted where it arrives, to cut short work that does not
     call `check`. Python discards such an exception in a few places (a destructor, a callback), which is why
     the signal is recorded as well.
@@ -28,7 +32,8 @@ class StopRequest:
         self.immediate = False
 
     def __enter__(self) -> StopRequest:
-        self._previous = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
+        heeded = [number for number in STOP_SIGNALS if not is_ignored(number)]
+        self._previous = {number: signal.signal(number, self._on_signal) for number in heeded}
         return self
 
     def __exit__(self, *error: object) -> None:

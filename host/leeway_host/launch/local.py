@@ -1,7 +1,9 @@
 """`leeway run`: all services of a run as processes of this machine.
 
 claim      the output directory belongs to this run alone                       claims.py
-prepare    check the task, the server and the ports; build or find the model    server.py, leeway_host.models
+preflight  try what can only fail late                                          leeway_host.preflight
+prepare    check environment, ports and task; start or find the server          environment.py, server.py
+           build or find the model                                              leeway_host.models
 start      controller, trainer, samplers                                        commands.py, fleet.py
 watch      every 0.2 s until the trainer is done:                               below
                keep the embedded server alive                                   server.py
@@ -23,22 +25,27 @@ from typing import Any
 
 import psutil
 
+from leeway.checkpoints.find import roll_back
 from leeway.config import RunConfig
 from leeway.config.load import dump_config
 from leeway.diagnose import describe_tickets, is_stalled
-from leeway.errors import EXIT_FAILED, LeewayError, StalledError
+from leeway.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_STALLED, LeewayError, StalledError
 from leeway.messages import ReportHeader
 from leeway.streams import Keys, RedisUnavailable
 from leeway_host.launch.address import RunAddress, published
 from leeway_host.launch.checks import CheckFile
-from leeway_host.launch.claims import check_checkpoint, check_ports, claimed
+from leeway_host.launch.claims import check_checkpoint, check_ports, claimed, only_export_is_left
 from leeway_host.launch.commands import SERVICES_CONFIG, LaunchPlan
+from leeway_host.launch.environment import require_environment
+from leeway_host.launch.export import export_run
+from leeway_host.launch.failures import SERVER, RunFailed, describe_error, find_reason
 from leeway_host.launch.fleet import Fleet
 from leeway_host.launch.follow import Follower
-from leeway_host.launch.interrupt import Interrupted, StopRequest
+from leeway_host.launch.interrupt import StopRequest
 from leeway_host.launch.record import Recorder, write_atomic
 from leeway_host.launch.server import RunServer, run_server
 from leeway_host.launch.table import View, open_view
+from leeway_host.preflight import require_ready
 
 POLL_S = 0.2
 SERVER_S = 1.0
@@ -64,8 +71,20 @@ class LocalRun:
 
     min_restarts = 0
 
-    def __init__(self, config: RunConfig, out: Path, *, resume: bool = False, as_json: bool = False) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        out: Path,
+        *,
+        resume: bool = False,
+        resume_from: int | None = None,
+        as_json: bool = False,
+        preflight: bool = False,
+    ) -> None:
         self.config, self.out, self.resume, self.as_json = config, out, resume, as_json
+        self.preflight = preflight
+        self.resume_from = resume_from
+        """With `resume`: the step whose checkpoint the run continues from, instead of the latest."""
         self.run_id = f"{config.name}-{time.strftime('%Y%m%d%H%M%S')}-{os.getpid()}"
         self.keys = Keys(self.run_id)
         self.started = False
@@ -77,40 +96,58 @@ class LocalRun:
             self.recorder = Recorder(self.out, self.config, self.run_id)
             self.view: View = open_view(self.config.trainer.steps, self.as_json)
             stack.callback(self.view.close)
-            status, error, code = self._run_to_an_end(stack)
+            error = self._run_to_an_end(stack)
             # A resume that was rejected must not turn a good run's summary into a failed one.
-            summary = self.recorder.finish(status, error, write=self.started or not self.resume)
-        return Result(summary, self.out, code)
+            summary = self._finish(error, write=self.started or not self.resume)
+        if error is None:
+            return Result(summary, self.out, EXIT_OK if summary["status"] == "completed" else EXIT_FAILED)
+        return Result(summary, self.out, error.exit_code if isinstance(error, LeewayError) else EXIT_FAILED)
 
-    def _run_to_an_end(self, stack: ExitStack) -> tuple[str, str | None, int]:
-        """(status, error, exit code) of the run, whatever ended it."""
+    def _run_to_an_end(self, stack: ExitStack) -> Exception | None:
+        """What ended the run; None if it is complete."""
         try:
             with ExitStack() as processes:
                 self._run(stack, processes)
-        except Interrupted as exc:
-            return "interrupted", str(exc), exc.exit_code
-        except LeewayError as exc:
-            status = "stalled" if isinstance(exc, StalledError) else "failed"
-            return status, str(exc), exc.exit_code
         except Exception as exc:  # noqa: BLE001 (a bug or a full disk must still end with a summary)
-            error = f"{type(exc).__name__}: {exc}; for details add --set telemetry.log_level=DEBUG"
-            if self.config.telemetry.log_level == "DEBUG":
-                error = traceback.format_exc()
-            return "failed", error, EXIT_FAILED
+            return exc
         finally:
             self.stop.immediate = False
-        return "completed", None, 0
+        return None
+
+    def _finish(self, error: Exception | None, *, write: bool) -> dict[str, Any]:
+        """The summary of a run that ended with `error`."""
+        if error is None:
+            return self.recorder.finish("completed", write=write)
+        text = describe_error(error)
+        if not isinstance(error, LeewayError) and self.config.telemetry.log_level == "DEBUG":
+            text = "".join(traceback.format_exception(error))
+        code = error.exit_code if isinstance(error, LeewayError) else EXIT_FAILED
+        status = {EXIT_INTERRUPTED: "interrupted", EXIT_STALLED: "stalled"}.get(code, "failed")
+        resumable = (self.out / "checkpoints" / "latest").exists()
+        return self.recorder.finish(
+            status, text, find_reason(error, self.out, resumable=resumable), write=write
+        )
 
     def _run(self, stack: ExitStack, processes: ExitStack) -> None:
         """The life of a run. `processes` is closed first, `stack` after the summary was written."""
-        from leeway.rewards import load_reward
-        from leeway.tasks import load_task
+        from leeway.rewards import check_reward
 
         self.stop.immediate = True  # nothing runs yet that would need a drain
+        require_environment(self.view.note)
+        if self.preflight:
+            require_ready(self.config, self.out, self.prepare_model, self.view.note, self.view.status)
         check_ports(self.config)
-        load_reward(self.config.task, load_task(self.config.task))
+        if not self.preflight:
+            check_reward(self.config.task)
+        if self.resume and self.resume_from is not None:
+            roll_back(self.out, self.resume_from)
         if self.resume:
             check_checkpoint(self.out, self.config)
+            if only_export_is_left(self.out, self.config):
+                self.view.note(f"every step is done; writing {self.out}/model from the last checkpoint")
+                export_run(self.out)
+                self.started = True
+                return
         self.redis: RunServer = stack.enter_context(run_server(self.config, self.keys, self.view.note))
         self.checks = CheckFile(self.redis.client, self.keys, self.out)
         stack.callback(self.checks.close)
@@ -157,9 +194,9 @@ class LocalRun:
                 follower.update()
                 self.fleet.scale(follower.wanted_samplers(self.fleet.wanted_samplers))
                 answered_at = time.monotonic()
-            except RedisUnavailable:
+            except RedisUnavailable as exc:
                 if time.monotonic() - answered_at > self.config.redis.reconnect_s:
-                    raise
+                    raise RunFailed(str(exc), process=SERVER) from exc
                 continue
             if finished:
                 return

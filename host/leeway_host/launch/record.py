@@ -17,8 +17,10 @@ from leeway.metrics.areas.resync import SYNC_REASON, VERDICT_ACTION, WEIGHTS_VER
 from leeway.metrics.areas.sampler import SAMPLER_TOKENS_PER_S
 from leeway.metrics.areas.time import TIME_STEP_S, TIME_WAIT_S
 from leeway.metrics.areas.tokens import TOKENS, TOKENS_VOIDED
+from leeway_host.launch.reasons import Reason, next_step
 
 Row = dict[str, Any]
+SUMMARY_FILE = "summary.json"
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -76,7 +78,7 @@ class Recorder:
         self.out, self.config, self.run_id = out, config, run_id
         self.samplers = SamplerTotals()
         self.rows = read_rows(self.metrics_path)
-        self._before = _read_summary(out / "summary.json") if self.rows else {}
+        self._before = _read_summary(out / SUMMARY_FILE) if self.rows else {}
         self.started_at = time.monotonic()
         self.check_counts: dict[str, int] = {}
         """Number of infrastructure checks by their worst status so far, as metrics of a step."""
@@ -129,7 +131,7 @@ class Recorder:
                 file.write(json.dumps(row) + "\n")
         return row
 
-    def summary(self, status: str, error: str | None = None) -> dict[str, Any]:
+    def summary(self, status: str, error: str | None = None, reason: Reason | None = None) -> dict[str, Any]:
         """The summary of everything recorded so far."""
         rows = self.rows
         wall = time.monotonic() - self.started_at
@@ -141,6 +143,7 @@ class Recorder:
             "schema_version": 1,
             "status": status,
             "error": error,
+            "reason": reason.as_dict() if reason else None,
             "name": self.config.name,
             "run_id": self.run_id,
             "steps": len(rows),
@@ -177,18 +180,22 @@ class Recorder:
         # The count of the run before it was resumed.
         return _number(self._before, name)
 
-    def finish(self, status: str, error: str | None = None, write: bool = True) -> dict[str, Any]:
+    def finish(
+        self, status: str, error: str | None = None, reason: Reason | None = None, *, write: bool = True
+    ) -> dict[str, Any]:
         """Write the last row and, if `write`, summary.json; returns the summary.
 
         A disk error turns the summary's status into failed.
         """
         try:
             self.flush()
-            summary = self.summary(status, error)
+            summary = self.summary(status, error, reason)
             if write:
-                write_atomic(self.out / "summary.json", json.dumps(summary, indent=1) + "\n")
+                write_atomic(self.out / SUMMARY_FILE, json.dumps(summary, indent=1) + "\n")
         except OSError as exc:
-            summary = self.summary("failed", f"{error or ''}; summary.json cannot be written: {exc.strerror}")
+            cause = f"summary.json cannot be written: {exc.strerror}"
+            reason = reason or Reason("launcher", cause, next_step(cause, f"leeway run --resume {self.out}"))
+            summary = self.summary("failed", "; ".join(filter(None, [error, cause])), reason)
         return summary
 
 

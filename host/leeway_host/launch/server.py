@@ -11,8 +11,8 @@ import redis
 from leeway.config import RunConfig
 from leeway.errors import UsageError
 from leeway.streams import Keys, RedisUnavailable, client_name, connect
-from leeway_host.launch.failures import RunFailed
-from leeway_host.launch.services import describe_exit
+from leeway_host.launch.failures import SERVER, RunFailed
+from leeway_host.launch.reasons import describe_exit
 from leeway_host.redis_server import EmbeddedRedis
 
 MAX_RESTARTS = 3
@@ -35,7 +35,8 @@ class RunServer:
             return
         ended = f"the Redis server ended ({describe_exit(server.returncode)})"
         if self.restarts >= MAX_RESTARTS:
-            raise RunFailed(f"{ended} {MAX_RESTARTS + 1} times; its log:\n{server.log_tail()}")
+            cause = f"{ended} {MAX_RESTARTS + 1} times"
+            raise RunFailed(f"{cause}; its log:\n{server.log_tail()}", process=SERVER, cause=cause)
         self.restarts += 1
         server.restart()
         lost = "nothing was lost" if server.appendonly else "what was in flight is generated again"

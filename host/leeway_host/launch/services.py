@@ -13,6 +13,8 @@ import psutil
 
 from leeway.process import die_with_parent
 
+LOG_BYTES = 65536
+
 
 class Service:
     """A child process that can be restarted. It must be started from the main thread (see `start`).
@@ -26,12 +28,14 @@ class Service:
         self.name, self.argv, self.log_path, self.env = name, list(argv), log_path, dict(env)
         self.max_restarts = max_restarts
         self.restarts = 0
+        self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start the process. The kernel sends it SIGKILL when the thread that called this ends."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
+            self._log_start = log.tell()
             self._process = subprocess.Popen(
                 self.argv,
                 stdin=subprocess.DEVNULL,
@@ -101,20 +105,19 @@ class Service:
         self.start()
         return True
 
-    def log_tail(self, lines: int = 15) -> str:
-        """The last lines of the log."""
+    def read_log(self, *, all_starts: bool = False) -> str:
+        """The end of the log, at most 64 KiB: of the last start, or of all starts."""
         try:
             with self.log_path.open("rb") as log:
-                log.seek(max(0, self.log_path.stat().st_size - 65536))
-                text = log.read().decode(errors="replace")
+                begin = 0 if all_starts else self._log_start
+                log.seek(max(begin, self.log_path.stat().st_size - LOG_BYTES))
+                return log.read().decode(errors="replace")
         except OSError:
-            return "(no log)"
-        return "\n".join(text.splitlines()[-lines:])
+            return ""
 
-
-def describe_exit(code: int) -> str:
-    """`exit code 3`, or `killed by SIGKILL`."""
-    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+    def log_tail(self, lines: int = 15) -> str:
+        """The last lines of the log, as they are."""
+        return "\n".join(self.read_log(all_starts=True).splitlines()[-lines:]) or "(no log)"
 
 
 def stop_all(services: Iterable[Service], grace_s: float) -> None:

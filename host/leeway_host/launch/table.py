@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from collections import deque
@@ -92,30 +91,24 @@ class LiveView:
 
 
 class PlainView:
-    """One line per event, for logs. The run continues when its output is closed."""
+    """One line per event, for logs. That its output may be closed is the concern of leeway_host.terminal."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
         self._last = ""
 
-    def _print(self, stream: str, text: str) -> None:
-        try:
-            print(text, file=getattr(sys, stream), flush=True)
-        except OSError:  # a closed pipe or terminal
-            setattr(sys, stream, io.StringIO())
-
     def status(self, text: str) -> None:
         if text != self._last:
             self._last = text
-            self._print("stderr", text)
+            print(text, file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
-        self._print("stderr", text)
+        print(text, file=sys.stderr, flush=True)
 
     def row(self, row: Row) -> None:
         cells = (f"{column.title} {cell(row, metric, column.form)}" for metric, column in columns())
         text = f"step {row['step'] + 1}/{self.steps}  " + "  ".join(cells)
-        self._print("stdout", f"{text}  {verdict_text(row)}")
+        print(f"{text}  {verdict_text(row)}", flush=True)
 
     def close(self) -> None:
         return
@@ -125,7 +118,7 @@ class JsonView(PlainView):
     """Each step as one JSON object on standard output."""
 
     def row(self, row: Row) -> None:
-        self._print("stdout", json.dumps(row))
+        print(json.dumps(row), flush=True)
 
 
 def open_view(steps: int, as_json: bool) -> View:

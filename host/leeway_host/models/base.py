@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from leeway.errors import UsageError
+from leeway_host.launch.environment import find_cache
 
 Progress = Callable[[str], None]
 
@@ -20,17 +21,15 @@ PROVENANCE = "leeway_model.json"
 """File that records how a model in the cache was built."""
 
 
-class ModelError(UsageError, ValueError):
-    """A model that cannot be prepared; the message names it and the reason."""
-
-
 def default_cache_dir() -> Path:
-    """`$LEEWAY_CACHE_DIR/models`; without it `$XDG_CACHE_HOME/leeway/models`, or below ~/.cache."""
-    own = os.environ.get("LEEWAY_CACHE_DIR")
-    if own:
-        return Path(own) / "models"
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "leeway" / "models"
+    """`$LEEWAY_CACHE_DIR/models`; without it `$XDG_CACHE_HOME/leeway/models`, or below ~/.cache.
+
+    Raises UsageError when there is no home directory.
+    """
+    cache = find_cache(os.environ)
+    if cache is None:
+        raise UsageError("there is no home directory: set LEEWAY_CACHE_DIR to a directory for models")
+    return cache / "models"
 
 
 def is_model_dir(path: Path) -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from pathlib import Path
+from typing import Any
 
 from leeway.config import ModelConfig, TaskConfig
-from leeway_host.models.base import ModelError, Progress, default_cache_dir, is_model_dir
-
-__all__ = ["BUILT_IN", "ModelError", "default_cache_dir", "prepare_model"]
+from leeway.models.base import CONFIG, ModelError, read_json
+from leeway.models.tensors import check_tensors
+from leeway.models.tokens import check_tokens
+from leeway_host.models.base import Progress, default_cache_dir, is_model_dir, quiet_libraries
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 BUILT_IN = ("smollm2-135m-instruct", "tiny")
@@ -35,8 +36,9 @@ def prepare_model(
 
     Models that are built here are cached under `cache_dir` (default: `default_cache_dir()`). `task` and
     `seed` matter only for `tiny`, which is warmed up on that task. `progress` receives short lines of text.
-    `tokenizer_only` skips the weights of a model on the hub.
-    Raises ModelError that names the model and the reason.
+    `tokenizer_only` skips the weights of a model on the hub, and does not look at those of a directory.
+    Raises ModelError that names the model and the reason, also for tensors that are missing, unexpected or of
+    the wrong shape, and for tokens without a row in the embedding.
     """
     cache = default_cache_dir() if cache_dir is None else Path(cache_dir)
     try:
@@ -65,13 +67,17 @@ def _prepare(
         if task is None:
             raise ModelError("model.name tiny needs a task, because it is warmed up on the task's items")
         return prepare_tiny(config, task, seed, cache, progress)
-    return _find_pretrained(config.name, progress, tokenizer_only)
+    return _find_pretrained(config, progress, tokenizer_only)
 
 
-def _find_pretrained(name: str, progress: Progress, tokenizer_only: bool) -> Path:
-    directory = Path(name).expanduser()
+def _find_pretrained(config: ModelConfig, progress: Progress, tokenizer_only: bool) -> Path:
+    name = config.name
+    try:
+        directory = Path(name).expanduser()
+    except RuntimeError as error:
+        raise ModelError(f"model.name: {name}: {error}; give the path without ~") from error
     if directory.is_dir():
-        return _check_dir(directory)
+        return check_model_dir(directory, config.trust_remote_code, weights=not tokenizer_only)
     if name.startswith(("/", ".", "~")):
         raise ModelError(f"model.name: {name} is not a directory (looked in {Path.cwd()})")
     if not _HUB_ID.fullmatch(name):
@@ -81,10 +87,15 @@ def _find_pretrained(name: str, progress: Progress, tokenizer_only: bool) -> Pat
             f"model.name: {name!r} is neither built in nor a directory; {hint}expected "
             f"{', '.join(BUILT_IN)}, a directory in Hugging Face format, or a hub id such as Qwen/Qwen3-0.6B"
         )
-    return _download(name, progress, tokenizer_only)
+    directory = _download(name, progress, tokenizer_only)
+    return directory if tokenizer_only else check_model_dir(directory, config.trust_remote_code, weights=True)
 
 
-def _check_dir(directory: Path) -> Path:
+def check_model_dir(directory: Path, trust_remote_code: bool = False, *, weights: bool = True) -> Path:
+    """The resolved directory of a model that samplers and trainer can load. Raises ModelError.
+
+    Reads headers and configurations, no weights; without `weights` not even those headers.
+    """
     if not (directory / "config.json").is_file():
         raise ModelError(
             f"model.name: {directory} has no config.json, so it is not a model in Hugging Face format"
@@ -95,23 +106,22 @@ def _check_dir(directory: Path) -> Path:
         )
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(f"model.name: {directory} has no tokenizer ({', '.join(TOKENIZER_FILES)})")
-    _check_contents(directory)
+    read_json(directory / CONFIG)
+    with quiet_libraries():
+        if weights:
+            check_tensors(directory, trust_remote_code=trust_remote_code)
+        check_tokens(directory, _load_tokenizer(directory, trust_remote_code))
     return directory.resolve()
 
 
-def _check_contents(directory: Path) -> None:
-    from safetensors import SafetensorError, safe_open
+def _load_tokenizer(directory: Path, trust_remote_code: bool) -> Any:
+    from transformers import AutoTokenizer
 
     try:
-        json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"model.name: {directory / 'config.json'} cannot be read: {error}") from error
-    for path in sorted(directory.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="np") as weights:
-                weights.keys()
-        except (OSError, SafetensorError) as error:
-            raise ModelError(f"model.name: {path} cannot be read: {error}") from error
+        return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=trust_remote_code)
+    except Exception as error:  # damaged files raise anything
+        text = " ".join(str(error).split())[:400]
+        raise ModelError(f"model.name: {directory} has no usable tokenizer: {text}") from error
 
 
 def _download(hub_id: str, progress: Progress, tokenizer_only: bool) -> Path:
@@ -130,4 +140,4 @@ def _download(hub_id: str, progress: Progress, tokenizer_only: bool) -> Path:
             f"model.name: {hub_id!r} is not a local directory and cannot be downloaded from the "
             f"Hugging Face hub ({type(error).__name__}: {reason})"
         ) from error
-    return Path(path) if tokenizer_only else _check_dir(Path(path))
+    return Path(path)

@@ -9,8 +9,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from leeway.models.base import ModelError
 from leeway_host.models.base import (
-    ModelError,
     Progress,
     is_model_dir,
     publish_dir,

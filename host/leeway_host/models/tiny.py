@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from leeway.config import ModelConfig, TaskConfig
+from leeway.models.base import ModelError
 from leeway_host.models.base import (
-    ModelError,
     Progress,
     is_model_dir,
     publish_dir,
@@ -27,7 +27,14 @@ from leeway_host.models.base import (
 FORMAT = 1
 """Part of the cache key; incremented when the same parameters give another model."""
 
-SCORING_KEYS = {"reward", "reward_timeout_s", "reward_memory_mib", "reward_workers", "error_reward"}
+SCORING_KEYS = {
+    "reward",
+    "reward_timeout_s",
+    "reward_memory_mib",
+    "reward_workers",
+    "reward_env",
+    "error_reward",
+}
 """Settings of a task that its items do not depend on."""
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"

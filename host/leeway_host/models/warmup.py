@@ -6,7 +6,8 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from leeway.config import TaskConfig
-from leeway_host.models.base import ModelError, Progress
+from leeway.models.base import ModelError
+from leeway_host.models.base import Progress
 
 if TYPE_CHECKING:
     import torch

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import logging
 import signal
-import sys
 import threading
 
 from leeway.errors import EXIT_OK, LeewayError
-from leeway.process import service_parser
+from leeway.process import run_service, service_parser, stop_signals
 
 log = logging.getLogger("leeway_controller")
 
@@ -31,7 +30,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         signal.signal(number, lambda *_: stop.set())
     from leeway.config.load import load_config
     from leeway.telemetry.logs import setup_logging
@@ -48,4 +47,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_service(main)

@@ -8,20 +8,40 @@ from typing import Any
 
 from leeway.config import RunConfig
 from leeway.errors import LeewayError
-from leeway.rewards import load_reward
+from leeway.models.base import CONFIG, ModelError, embedding_rows, model_directory, read_json
+from leeway.models.tokens import check_ids, check_tokens
+from leeway.rewards import check_reward
 from leeway.tasks import encode_prompt, load_task
 from leeway_controller.plan import PromptError, check_prompt, plan_batch
 
 
-def prompt_encoder(config: RunConfig, model_dir: str) -> tuple[Callable[[int], list[int]], int]:
-    """(item -> checked prompt ids, number of items). Raises TaskError, PromptError."""
+def load_tokenizer(config: RunConfig, model_dir: str) -> Any:
+    """The model's tokenizer. Raises ModelError if it has token ids beyond the embedding."""
     from transformers import AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(
-        model_dir, trust_remote_code=config.model.trust_remote_code, local_files_only=True
-    )
+    directory = model_directory(model_dir)
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            str(directory), trust_remote_code=config.model.trust_remote_code, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError) as exc:
+        raise ModelError(f"model {directory} has no usable tokenizer: {exc}") from exc
+    check_tokens(directory, tokenizer)
+    return tokenizer
+
+
+def prompt_encoder(
+    config: RunConfig, model_dir: str, tokenizer: Any = None
+) -> tuple[Callable[[int], list[int]], int]:
+    """(item -> checked prompt ids, number of items). Raises TaskError, PromptError, ModelError.
+
+    `tokenizer`: that of `model_dir`, if it is loaded already.
+    """
+    if tokenizer is None:
+        tokenizer = load_tokenizer(config, model_dir)
+    rows = embedding_rows(read_json(model_directory(model_dir) / CONFIG))
     task = load_task(config.task)
-    load_reward(config.task, task)  # in a cluster nobody else checks it before the run starts
+    check_reward(config.task, task)  # in a cluster nobody else checks it before the run starts
 
     @lru_cache(maxsize=4096)
     def encode(item: int) -> list[int]:
@@ -33,6 +53,7 @@ def prompt_encoder(config: RunConfig, model_dir: str) -> tuple[Callable[[int], l
             raise PromptError(
                 f"item {item} of the data set: its prompt cannot be encoded: {type(exc).__name__}: {exc}"
             ) from exc
+        check_ids(ids, rows, tokenizer, f"item {item} of the data set")
         check_prompt(ids, item, config.sampling.max_new_tokens, config.model.max_length)
         return ids
 

@@ -16,8 +16,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from leeway.config import RunConfig
+from leeway.events import EventWriter
 from leeway.health import Health, serve_health
 from leeway.kube import Cluster, default_namespace, load_client
+from leeway.models.special import special_token_notes
 from leeway.process import freeze_heap, secret
 from leeway.streams import Keys, client_name, connect
 from leeway.telemetry.prometheus import serve_metrics
@@ -25,7 +27,7 @@ from leeway.telemetry.tracing import start_tracing
 from leeway_controller.check_feed import CheckFeed, text_round_trip
 from leeway_controller.lease import Leadership
 from leeway_controller.pods import PodWatch
-from leeway_controller.prompts import check_prompts, prompt_encoder
+from leeway_controller.prompts import check_prompts, load_tokenizer, prompt_encoder
 from leeway_controller.reconcile import Controller
 
 log = logging.getLogger(__name__)
@@ -44,8 +46,12 @@ def serve(args: argparse.Namespace, config: RunConfig, stop: threading.Event) ->
             name=client_name(args.run, "controller"),
         )
         model, keys = args.model or config.model.name, Keys(args.run)
-        encode_item, size = prompt_encoder(config, model)
+        tokenizer = load_tokenizer(config, model)
+        encode_item, size = prompt_encoder(config, model, tokenizer)
         check_prompts(config, encode_item, size)
+        events = EventWriter(client, keys, "controller", budget_s=config.redis.reconnect_s)
+        for note in special_token_notes(tokenizer):
+            events.write("warning", "special_tokens", note)
         leadership = None
         if args.release:
             leadership = lead(args.release, args.lease_seconds, health, stop, stack.callback)

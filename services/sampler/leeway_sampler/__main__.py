@@ -7,13 +7,11 @@ import asyncio
 import gc
 import logging
 import os
-import signal
-import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from leeway.errors import EXIT_FAILED, LeewayError
-from leeway.process import exit_on_sigterm, freeze_heap, secret, service_parser
+from leeway.process import exit_on_sigterm, freeze_heap, run_service, secret, service_parser, stop_signals
 
 if TYPE_CHECKING:
     import redis
@@ -90,7 +88,7 @@ async def serve(args: argparse.Namespace, config: RunConfig, client: redis.Redis
         async with RewardPool(config.task) as rewards:
             sampler = Sampler(client, Keys(args.run), config, engine, rewards, decode_text, args.id)
             loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in stop_signals():
                 loop.add_signal_handler(number, sampler.stop)
             if port := config.sampler.http_port if args.port is None else args.port:
                 health = SamplerHealth(sampler, loop)
@@ -101,4 +99,4 @@ async def serve(args: argparse.Namespace, config: RunConfig, client: redis.Redis
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_service(main)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import sys
 from pathlib import Path
 
 from leeway.errors import EXIT_OK, LeewayError
-from leeway.process import exit_on_sigterm, limit_threads, service_parser
+from leeway.process import exit_on_sigterm, limit_threads, run_service, service_parser
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -19,6 +18,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--resume",
         type=Path,
         help="checkpoint, directory of a run, or auto: --out if it has a checkpoint",
+    )
+    parser.add_argument(
+        "--resume-from", type=int, metavar="STEP", help="the checkpoint of this step instead of the latest"
     )
     parser.add_argument("--stay", action="store_true", help="wait for SIGTERM after the run has finished")
     parser.add_argument("--port", type=int, default=0, help="port of /healthz and /readyz; 0: none")
@@ -45,4 +47,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_service(main)

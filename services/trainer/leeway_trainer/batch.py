@@ -1,13 +1,15 @@
-"""From rollouts to padded micro-batches: which rank computes what, and its tensors.
+"""From rollouts to micro-batches: the tensors of what a rank computes.
 
-plan_micro_batches   sequence lengths -> which sequences make which micro-batch on which rank (pure)
-build_micro_batch    rollouts of one micro-batch -> tensors
+A micro-batch is a packed row, in which the responses to a prompt share its tokens (`leeway_trainer.packing`).
+For models that cannot share prompts (`leeway_trainer.sharing`), it is a padded batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -16,6 +18,8 @@ from torch import Tensor
 from leeway.errors import LeewayError
 from leeway.messages import Rollout
 from leeway_trainer.head import TokenQuery
+from leeway_trainer.packing import Group, PackedLayout, packed_layout
+from leeway_trainer.plan import Plan, plan_packed, plan_padded
 
 
 class BatchError(LeewayError):
@@ -24,9 +28,10 @@ class BatchError(LeewayError):
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """B sequences padded on the right to length L, and their N response tokens, sequence after sequence.
+    """What the model reads, and the N response tokens of the sequences, sequence after sequence.
 
-    input_ids: [B, L] int64, prompt and response without the last token (no token follows it); padding is 0.
+    input_ids: [B, L] int64, prompts and responses without the last token (no token follows it). With
+    `layout`: a packed row, B = 1. Without: B sequences, padded on the right with 0.
     positions: [N] int64, index into the flattened [B * L] hidden states that predicts the response token.
     query: which log-probabilities to compute there; K is the largest head of the micro-batch, at least 1.
     logp_mu: [N] float32, log mu of the drawn tokens. head_logp_mu: [N, K] float32, -inf at padding.
@@ -42,6 +47,7 @@ class MicroBatch:
     sequence: Tensor
     temperature: float
     counts: bool = True
+    layout: PackedLayout | None = None
 
     @property
     def tokens(self) -> int:
@@ -49,44 +55,55 @@ class MicroBatch:
         return int(self.positions.numel())
 
 
-@dataclass(frozen=True)
-class PlannedMicroBatch:
-    """Indices of sequences; `counts` as in MicroBatch."""
+def rank_micro_batches(
+    rollouts: Sequence[Rollout],
+    *,
+    budget_tokens: int,
+    temperature: float,
+    vocabulary: int,
+    packed: bool,
+    rank: int = 0,
+    ranks: int = 1,
+    device: torch.device | str = "cpu",
+) -> list[MicroBatch]:
+    """The micro-batches of one rank; `rollouts` is the whole batch, the same on every rank.
 
-    sequences: tuple[int, ...]
-    counts: bool = True
-
-
-def plan_micro_batches(
-    lengths: Sequence[int], budget_tokens: int, ranks: int
-) -> list[list[PlannedMicroBatch]]:
-    """Micro-batches by rank: each sequence once, the same number on every rank, of similar size at a time.
-
-    Sequences fill micro-batches of at most `budget_tokens` padded tokens, longest first (a single sequence
-    may be longer). Then the largest micro-batches are split, or repeats that do not count are added, until
-    their number is a multiple of `ranks`.
+    Raises BatchError, naming the ticket.
     """
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    planned: list[list[int]] = []
-    for i in order:
-        # The first sequence of a micro-batch is its longest, so it sets the padded length.
-        if planned and (len(planned[-1]) + 1) * lengths[planned[-1][0]] <= budget_tokens:
-            planned[-1].append(i)
-        else:
-            planned.append([i])
-    while len(planned) % ranks and any(len(p) > 1 for p in planned):
-        at = max(range(len(planned)), key=lambda j: (len(planned[j]), -j))
-        half = (len(planned[at]) + 1) // 2
-        planned[at : at + 1] = [planned[at][:half], planned[at][half:]]
-    result = [PlannedMicroBatch(tuple(p)) for p in planned]
-    while len(result) % ranks:
-        result.append(PlannedMicroBatch((order[-1],), counts=False))
-    return [result[rank::ranks] for rank in range(ranks)]
+    plan = _plan(rollouts, budget_tokens, ranks, packed)
+    return [
+        build_micro_batch(
+            [rollouts[i] for i in planned.sequences],
+            planned.sequences,
+            temperature=temperature,
+            vocabulary=vocabulary,
+            device=device,
+            counts=planned.counts,
+            packed=packed,
+        )
+        for planned in plan[rank]
+    ]
 
 
-def input_length(rollout: Rollout) -> int:
-    """Number of tokens that the model reads: all but the last one."""
-    return int(rollout.prompt_ids.size + rollout.response_ids.size - 1)
+def _plan(rollouts: Sequence[Rollout], budget_tokens: int, ranks: int, packed: bool) -> Plan:
+    if not packed:
+        lengths = [int(r.prompt_ids.size + r.response_ids.size - 1) for r in rollouts]
+        return plan_padded(lengths, budget_tokens, ranks)
+    prompts = same_prompt(rollouts)
+    prompt_tokens = {p: int(r.prompt_ids.size) for p, r in zip(prompts, rollouts, strict=True)}
+    return plan_packed(
+        prompts,
+        [prompt_tokens[p] for p in range(len(prompt_tokens))],
+        [int(r.response_ids.size - 1) for r in rollouts],
+        budget_tokens,
+        ranks,
+    )
+
+
+def same_prompt(rollouts: Sequence[Rollout]) -> list[int]:
+    """For each rollout the index of its prompt among the distinct ones, in order of appearance."""
+    index: dict[bytes, int] = {}
+    return [index.setdefault(r.prompt_ids.tobytes(), len(index)) for r in rollouts]
 
 
 def build_micro_batch(
@@ -95,29 +112,29 @@ def build_micro_batch(
     *,
     temperature: float,
     vocabulary: int,
+    packed: bool,
     device: torch.device | str = "cpu",
     counts: bool = True,
 ) -> MicroBatch:
     """Tensors of `rollouts`, whose indices in the batch are `sequences`.
 
-    Raises BatchError, naming the ticket.
+    Rollouts share a prompt in a packed row if they follow each other. Raises BatchError, naming the ticket.
     """
     for rollout in rollouts:
         _check_ids(rollout, vocabulary)
-    longest = max(input_length(r) for r in rollouts)
-    input_ids = np.zeros((len(rollouts), longest), dtype=np.int64)
-    positions, owner = [], []
-    for row, rollout in enumerate(rollouts):
-        ids = np.concatenate([rollout.prompt_ids, rollout.response_ids])[:-1]
-        input_ids[row, : ids.size] = ids
-        first = rollout.prompt_ids.size - 1
-        positions.append(row * longest + first + np.arange(rollout.response_ids.size))
-        owner.append(np.full(rollout.response_ids.size, sequences[row]))
+    layout = None
+    if packed:
+        input_ids, layout = _packed_row(rollouts, device)
+        positions = layout.predicts
+    else:
+        input_ids, padded_positions = _padded_rows(rollouts)
+        positions = _tensor(padded_positions, device)
     head_ids, head_logp, head_mask = _padded_heads(rollouts)
-    complete = np.concatenate([np.full(r.response_ids.size, r.header.support_complete) for r in rollouts])
+    sizes = [r.response_ids.size for r in rollouts]
+    complete = np.repeat([r.header.support_complete for r in rollouts], sizes)
     return MicroBatch(
         input_ids=_tensor(input_ids, device),
-        positions=_tensor(np.concatenate(positions), device),
+        positions=positions,
         query=TokenQuery(
             targets=_tensor(np.concatenate([r.response_ids for r in rollouts]).astype(np.int64), device),
             head_ids=_tensor(head_ids, device),
@@ -126,10 +143,36 @@ def build_micro_batch(
         ),
         logp_mu=_tensor(np.concatenate([r.logp for r in rollouts]).astype(np.float32), device),
         head_logp_mu=_tensor(head_logp, device),
-        sequence=_tensor(np.concatenate(owner).astype(np.int64), device),
+        sequence=_tensor(np.repeat(np.asarray(sequences, dtype=np.int64), sizes), device),
         temperature=temperature,
         counts=counts,
+        layout=layout,
     )
+
+
+def _packed_row(rollouts: Sequence[Rollout], device: torch.device | str) -> tuple[np.ndarray, PackedLayout]:
+    # ([1, T], layout)
+    groups, row = [], []
+    prompts = same_prompt(rollouts)
+    for _, members in groupby(zip(prompts, rollouts, strict=True), key=itemgetter(0)):
+        group = [rollout for _, rollout in members]
+        row += [group[0].prompt_ids, *(r.response_ids[:-1] for r in group)]
+        groups.append(
+            Group(int(group[0].prompt_ids.size), tuple(int(r.response_ids.size) - 1 for r in group))
+        )
+    return np.concatenate(row).astype(np.int64)[None], packed_layout(groups, device)
+
+
+def _padded_rows(rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray]:
+    # ([B, L], [N] indices into B * L)
+    longest = max(r.prompt_ids.size + r.response_ids.size - 1 for r in rollouts)
+    input_ids = np.zeros((len(rollouts), longest), dtype=np.int64)
+    positions = []
+    for row, rollout in enumerate(rollouts):
+        ids = np.concatenate([rollout.prompt_ids, rollout.response_ids])[:-1]
+        input_ids[row, : ids.size] = ids
+        positions.append(row * longest + rollout.prompt_ids.size - 1 + np.arange(rollout.response_ids.size))
+    return input_ids, np.concatenate(positions)
 
 
 def _padded_heads(rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

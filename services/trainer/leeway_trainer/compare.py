@@ -29,7 +29,7 @@ from leeway.messages import Rollout
 from leeway.metrics.areas.correction import WEIGHT_CLIPPED, WEIGHT_MEAN, WEIGHT_SQ_MEAN
 from leeway.metrics.areas.discrepancy import DISC_ABS_MEAN
 from leeway.metrics.areas.lag import LAG_ESS_GEO, LAG_ESS_SEQ, LAG_ESS_TOK
-from leeway_trainer.batch import MicroBatch, build_micro_batch, input_length, plan_micro_batches
+from leeway_trainer.batch import MicroBatch, rank_micro_batches
 from leeway_trainer.model import DTYPES, PolicyModel, PolicyOutput, load_policy_model
 from leeway_trainer.saved_batch import find_batch, load_batch
 from leeway_trainer.step import denominators, response_advantages, tail_query, token_batch
@@ -86,16 +86,13 @@ class SavedStep:
         self.counts = denominators(rollouts, config)
         self.advantages = response_advantages(rollouts, config)
         vocabulary = int(self.theta.lm.config.get_text_config().vocab_size)
-        plan = plan_micro_batches([input_length(r) for r in rollouts], config.trainer.micro_batch_tokens, 1)
-        self.batches: list[MicroBatch] = [
-            build_micro_batch(
-                [rollouts[i] for i in planned.sequences],
-                planned.sequences,
-                temperature=config.sampling.temperature,
-                vocabulary=vocabulary,
-            )
-            for planned in plan[0]
-        ]
+        self.batches: list[MicroBatch] = rank_micro_batches(
+            rollouts,
+            budget_tokens=config.trainer.micro_batch_tokens,
+            temperature=config.sampling.temperature,
+            vocabulary=vocabulary,
+            packed=self.theta.shares_prompts,
+        )
         with torch.no_grad():
             self.scores: list[PolicyOutput] = [self.theta_s(b, with_hidden=True) for b in self.batches]
             every = [self.tokens(i, self.theta(b)) for i, b in enumerate(self.batches)]

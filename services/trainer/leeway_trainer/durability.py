@@ -9,11 +9,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from leeway.checkpoints.state import CHECKPOINTS, TrainState
 from leeway.config import RunConfig
+from leeway.errors import LeewayError
 from leeway.metrics.areas.redis import REDIS_MEMORY_FRACTION, REDIS_MEMORY_MIB
 from leeway.metrics.areas.time import TIME_CHECKPOINT_S
 from leeway.telemetry.tracing import span
-from leeway_trainer.checkpoint import TrainState, export_model, save_checkpoint
+from leeway_trainer.checkpoint import save_checkpoint
+from leeway_trainer.export import export_model
 from leeway_trainer.feed import PRESSURE, Feed
 from leeway_trainer.timing import StepTimes
 
@@ -40,6 +43,10 @@ def train_state(config: RunConfig, versions: Versions, epoch: RunEpoch, next_bat
     )
 
 
+class ExportError(LeewayError):
+    """The model of a finished run could not be written; its last checkpoint holds it."""
+
+
 class Durability:
     """Checkpoints of a run. Every method is called by all ranks; only rank 0 passes a `feed`.
 
@@ -63,7 +70,7 @@ class Durability:
     def save(self, state: TrainState, feed: Feed | None) -> None:
         """Write a checkpoint, then acknowledge the rollouts that it contains."""
         with self.times.spend(TIME_CHECKPOINT_S), span("checkpoint", {"leeway.step": state.next_batch}):
-            directory, keep = self.setup.out / "checkpoints", self.config.trainer.keep_checkpoints
+            directory, keep = self.setup.out / CHECKPOINTS, self.config.trainer.keep_checkpoints
             path = save_checkpoint(directory, self.policy, state, keep)
             if feed is not None:
                 feed.durable()
@@ -71,17 +78,22 @@ class Durability:
         log.info("checkpoint %s", path)
 
     def finish(self, state: TrainState, feed: Feed | None) -> None:
-        """The last checkpoint (unless it was just written), and the model in Hugging Face format."""
+        """The last checkpoint (unless it was just written), and the model in Hugging Face format.
+
+        Raises ExportError: the run is complete but for the export, and nothing is lost.
+        """
         if self.saved != state.next_batch:
             self.save(state, feed)
-        if self.config.output.save_model:
-            export_model(
-                self.setup.out / "model",
-                self.policy,
-                self.setup.model,
-                step=state.next_batch,
-                trust_remote_code=self.config.model.trust_remote_code,
-            )
+        if not self.config.output.save_model:
+            return
+        out = self.setup.out
+        try:
+            export_model(out / "model", self.policy, step=state.next_batch)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ExportError(
+                f"all {state.next_batch} steps are done and in a checkpoint, but {out / 'model'} cannot be "
+                f"written: {type(error).__name__}: {error}; then: leeway export {out}"
+            ) from error
 
     def _server_fills_up(self, feed: Feed | None) -> bool:
         full = False

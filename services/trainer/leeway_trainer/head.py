@@ -29,13 +29,13 @@ class LogitsTransform:
     scale: float = 1.0
     softcap: float | None = None
 
-    def __call__(self, z: Tensor) -> Tensor:
-        """z: [n, V] float32 -> logits [n, V] float32."""
+    def __call__(self, z: Tensor, temperature: float) -> Tensor:
+        """z: [n, V] float32 -> logits / temperature, [n, V] float32."""
         if self.scale != 1.0:
             z = z * self.scale
         if self.softcap is not None:
             z = torch.tanh(z / self.softcap) * self.softcap
-        return z
+        return z if temperature == 1.0 else z / temperature
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,14 @@ class TailQuery:
         return replace(self, weight=self.weight.float(), bias=bias)
 
 
+def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """hidden: [n, D]; weight: [V, D] and bias: [V] or None, both float32 -> [n, V] float32."""
+    # bfloat16 would round logits by up to 2^-9 of their size, which is 0.03 nats at 16.
+    return F.linear(hidden.to(weight.dtype), weight, bias)
+
+
 def token_log_probs(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    z: Tensor,
     query: TokenQuery,
     transform: LogitsTransform,
     temperature: float,
@@ -103,12 +107,11 @@ def token_log_probs(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """log softmax(logits / temperature) at the queried tokens, normalised in float32.
 
-    hidden: [n, D]; weight: [V, D] and bias: [V] or None, both float32 -> logp [n], head_logp [n, K] and
-    tail_logp [n], float32. head_logp is 0 at padding (multiply or mask it; it carries no gradient); tail_logp
-    is 0 where the head is complete, and everywhere without `tail`.
+    z: [n, V] float32, output of the linear layer -> logp [n], head_logp [n, K] and tail_logp [n], float32.
+    head_logp is 0 at padding (multiply or mask it; it carries no gradient); tail_logp is 0 where the head is
+    complete, and everywhere without `tail`.
     """
-    # bfloat16 would round logits by up to 2^-9 of their size, which is 0.03 nats at 16.
-    logits = transform(F.linear(hidden.to(weight.dtype), weight, bias)) / temperature
+    logits = transform(z, temperature)
     logp = logits.gather(-1, query.targets.unsqueeze(-1)).squeeze(-1)
     head = logits.gather(-1, query.head_ids)
     norm = torch.logsumexp(logits, dim=-1)
@@ -120,8 +123,7 @@ def token_log_probs(
     if tail is None:
         return logp - norm, head_logp, torch.zeros_like(norm)
     with torch.no_grad():
-        z = F.linear(tail.hidden.to(tail.weight.dtype), tail.weight, tail.bias)
-        logp_sync = torch.log_softmax(transform(z) / temperature, -1)
+        logp_sync = torch.log_softmax(transform(linear(tail.hidden, tail.weight, tail.bias), temperature), -1)
     tail_logp = tail_surrogate(
         logits - norm.unsqueeze(-1), logp_sync, query.head_ids, query.head_mask,
         tail.advantages, tail.kappa_ref, tail.f,
@@ -154,9 +156,7 @@ class HeadLogProbs(torch.autograd.Function):
         tail32 = None if tail is None else tail.float32()
         parts = [
             token_log_probs(
-                hidden[i : i + chunk_tokens],
-                weight32,
-                bias32,
+                linear(hidden[i : i + chunk_tokens], weight32, bias32),
                 query.rows(i, i + chunk_tokens),
                 transform,
                 temperature,
@@ -172,32 +172,30 @@ class HeadLogProbs(torch.autograd.Function):
         """Gradients of hidden, weight and bias; weight and bias sum over the chunks in float32."""
         hidden, weight, bias = ctx.saved_tensors
         tail32 = None if ctx.tail is None else ctx.tail.float32()
+        weight32, bias32 = weight.float(), None if bias is None else bias.float()
         grad_hidden = torch.empty_like(hidden)
-        wanted = [p for p in (weight, bias) if p is not None]
-        sums = [torch.zeros(p.shape, dtype=torch.float32, device=p.device) for p in wanted]
-        leaves = [p.detach().float().requires_grad_() for p in wanted]
+        grad_weight = torch.zeros_like(weight32)
+        grad_bias = None if bias32 is None else torch.zeros_like(bias32)
         for i in range(0, hidden.shape[0], ctx.chunk):
             part = slice(i, i + ctx.chunk)
-            rows = hidden[part].detach().requires_grad_()
+            z = linear(hidden[part], weight32, bias32).requires_grad_()
             with torch.enable_grad():
                 out = token_log_probs(
-                    rows,
-                    leaves[0],
-                    leaves[1] if bias is not None else None,
+                    z,
                     ctx.query.rows(i, i + ctx.chunk),
                     ctx.transform,
                     ctx.temperature,
                     None if tail32 is None else tail32.rows(i, i + ctx.chunk),
                 )
-            wanted_grads = [
-                (o, g[part]) for o, g in zip(out, grads, strict=True) if o.requires_grad and g is not None
-            ]
-            found = torch.autograd.grad(
-                [o for o, _ in wanted_grads], [rows, *leaves], [g for _, g in wanted_grads]
-            )
-            grad_hidden[part] = found[0]
-            for total, grad in zip(sums, found[1:], strict=True):
-                total.add_(grad)
-        out_grads = [total.to(p.dtype) for total, p in zip(sums, wanted, strict=True)]
-        grad_bias = out_grads[1] if bias is not None else None
-        return grad_hidden, out_grads[0], grad_bias, None, None, None, None, None
+            wanted = [(o, g[part]) for o, g in zip(out, grads, strict=True) if o.requires_grad]
+            (grad_z,) = torch.autograd.grad([o for o, _ in wanted], z, [g for _, g in wanted])
+            grad_hidden[part] = grad_z @ weight32
+            grad_weight.addmm_(grad_z.T, hidden[part].to(weight32.dtype))
+            if grad_bias is not None:
+                grad_bias += grad_z.sum(0)
+        return (
+            grad_hidden,
+            grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(bias.dtype),
+            *[None] * 5,
+        )

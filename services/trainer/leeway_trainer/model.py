@@ -9,7 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from leeway.errors import UsageError
+from leeway.models.base import model_directory
+from leeway.models.tensors import dtype_problems, loading_problems, read_headers, refuse
+from leeway_trainer.attention import packed_hidden_states
 from leeway_trainer.head import HeadLogProbs, LogitsTransform, TailQuery, TokenQuery
+from leeway_trainer.sharing import share_prompts, shares_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -55,26 +59,40 @@ class PolicyOutput(NamedTuple):
     hidden: Tensor | None = None
     """[N, D] input of the output layer; None unless requested."""
 
+    def detached(self) -> PolicyOutput:
+        """The log-probabilities of the tokens and heads, without gradient."""
+        return PolicyOutput(self.logp.detach(), self.head_logp.detach())
+
 
 class PolicyModel(nn.Module):
     """A Hugging Face causal language model whose forward gives log pi at response positions.
 
     Parameters are used inside this forward only, so any ZeRO stage can wrap it. Dropout is off: the policy
-    that is trained is the policy that is scored. Micro-batches are padded on the right, where causal
-    attention does not see the padding, so neither an attention mask nor position ids are needed.
+    that is trained is the policy that is scored. Padded micro-batches are padded on the right, where causal
+    attention does not see the padding, so they need neither an attention mask nor position ids.
     """
 
-    def __init__(self, lm: PreTrainedModel, chunk_tokens: int) -> None:
+    def __init__(self, lm: PreTrainedModel, chunk_tokens: int, source: str | Path = "") -> None:
         super().__init__()
         self.lm = lm
+        self.source = str(source)
+        """Directory or hub id that the model was loaded from."""
         self.head = TokenHead(lm.get_output_embeddings(), logits_transform(lm.config), chunk_tokens)
         _disable_dropout(lm)
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether it computes packed micro-batches."""
+        return shares_prompts(self.lm)
 
     def forward(
         self, batch: MicroBatch, tail: TailQuery | None = None, with_hidden: bool = False
     ) -> PolicyOutput:
         """The log-probabilities that `batch` asks for."""
-        hidden = self.lm.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+        if batch.layout is None:
+            hidden = self.lm.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+        else:
+            hidden = packed_hidden_states(self.lm, batch.input_ids, batch.layout)
         rows = hidden.reshape(-1, hidden.shape[-1]).index_select(0, batch.positions)
         logp, head_logp, tail_logp = self.head(rows, batch.query, batch.temperature, tail)
         return PolicyOutput(
@@ -93,10 +111,10 @@ def logits_transform(config: object) -> LogitsTransform:
 def load_policy_model(
     directory: str | Path, *, dtype: torch.dtype, chunk_tokens: int, trust_remote_code: bool = False
 ) -> PolicyModel:
-    """Load a Hugging Face directory (or hub id) on the CPU, in `dtype`.
+    """Load a Hugging Face directory (or hub id) on the CPU, in `dtype`. It shares prompts if it can.
 
-    Raises UsageError when there is no causal language model there, or one whose logits the trainer does not
-    reproduce.
+    Raises UsageError when there is no causal language model there, when its tensors are not exactly those of
+    its architecture, or when the trainer does not reproduce its logits.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -104,16 +122,25 @@ def load_policy_model(
 
     transformers_logging.disable_progress_bar()
     try:
-        lm = AutoModelForCausalLM.from_pretrained(
-            str(directory), dtype=dtype, trust_remote_code=trust_remote_code, attn_implementation="sdpa"
+        lm, info = AutoModelForCausalLM.from_pretrained(
+            str(directory),
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # so that all of them are reported
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UsageError(
             f"cannot load a causal language model from {directory}: {error}. "
             "model.name must be a directory in Hugging Face format (config.json, *.safetensors) or a hub id"
         ) from error
-    model = PolicyModel(lm, chunk_tokens)
+    names = [name for name, _ in lm.named_parameters()]
+    stored = read_headers(model_directory(directory))
+    refuse(directory, [*loading_problems(info), *dtype_problems(stored, names)])
+    model = PolicyModel(lm, chunk_tokens, directory)
     check_logits(model)
+    share_prompts(lm)
     return model
 
 

@@ -16,13 +16,15 @@ from pathlib import Path
 
 import redis
 
+from leeway.checkpoints.find import find_checkpoint, roll_back
+from leeway.checkpoints.state import has_checkpoint
 from leeway.checks.board import post_rejected
 from leeway.config import RunConfig
 from leeway.diagnose import tell_start
-from leeway.errors import LeewayError
+from leeway.errors import LeewayError, UsageError
 from leeway.health import Health, serve_health
 from leeway.messages import MessageError
-from leeway.process import freeze_heap, secret
+from leeway.process import freeze_heap, secret, stop_signals
 from leeway.streams import Keys, client_name, connect
 from leeway.telemetry.prometheus import serve_metrics
 from leeway.telemetry.tracing import start_tracing
@@ -74,7 +76,7 @@ def train(
     setup = TrainerSetup(args.model or config.model.name, args.out, keys, client, resume_from(args))
     try:
         trainer = Trainer(config, ranks, setup)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             signal.signal(number, lambda *_: setattr(trainer, "stopping", True))
         if ranks.first:
             start_telemetry(args, config, stack)
@@ -115,9 +117,20 @@ def tell_failure(client: redis.Redis, keys: Keys, error: BaseException) -> None:
 
 
 def resume_from(args: argparse.Namespace) -> Path | None:
-    """Where to resume from; `--resume auto` is the output directory, once it has a checkpoint."""
+    """Where to resume from; `--resume auto` is the output directory, once it has a checkpoint.
+
+    With `--resume-from STEP`, the checkpoint of that step, which rank 0 makes the latest. Raises UsageError.
+    """
     resume: Path | None = args.resume
-    if resume != Path("auto"):
+    if resume == Path("auto"):
+        out: Path = args.out
+        resume = out if has_checkpoint(out) else None
+    if args.resume_from is None:
         return resume
-    out: Path = args.out
-    return out if (out / "checkpoints" / "latest").exists() else None
+    if resume is None:
+        raise UsageError(
+            f"--resume-from {args.resume_from}: there is no checkpoint, or --resume is not given"
+        )
+    if os.environ.get("RANK", "0") == "0":
+        return roll_back(resume, args.resume_from)
+    return find_checkpoint(resume, args.resume_from)

@@ -20,7 +20,7 @@ from leeway.config import RunConfig
 from leeway.config.load import dump_config, load_config
 from leeway.errors import UsageError
 from leeway.messages import MessageError, Rollout, pack, unpack
-from leeway_trainer.checkpoint import write_model
+from leeway_trainer.export import write_model
 from leeway_trainer.model import DTYPES
 from leeway_trainer.snapshot import wire_tensors
 
@@ -63,7 +63,7 @@ def save_batch(
         yield "theta_s", snapshot.tensors()
 
     for name, tensors in sides():
-        write_model(directory / name, policy.model.lm, tensors, keep=first)
+        write_model(directory / name, policy.model.lm, tensors, policy.model.source, keep=first)
     if first:
         (directory / "batch.json").write_text(info.model_dump_json() + "\n")
     policy.ranks.barrier()

@@ -75,6 +75,14 @@ class Snapshot:
             with gathered([param], self.zero_stage):
                 yield name, param.data
 
+    def equals(self, policy: Policy) -> bool:
+        """Whether theta_s and theta are the same bit for bit, on all ranks. Every rank calls it.
+
+        They are after `refresh` until theta is updated, unless the wire type is narrower than the trainer's.
+        """
+        pairs = ((self._params[name], param) for name, param in policy.named_parameters())
+        return not policy.ranks.any(not all(torch.equal(_own(a), _own(b)) for a, b in pairs))
+
     def output_layer(self) -> AbstractContextManager[None]:
         """Inside, this rank holds the complete weights of `head`."""
         return gathered([p for p in (self.head.weight, self.head.bias) if p is not None], self.zero_stage)
@@ -95,6 +103,12 @@ class Snapshot:
             param = self._params[name]
             with gathered([param], self.zero_stage, write=True):
                 param.data.copy_(tensor)
+
+
+def _own(param: nn.Parameter) -> Tensor:
+    # What this rank holds of a parameter: its shard under ZeRO-3.
+    own: Tensor = getattr(param, "ds_tensor", param.data)
+    return own
 
 
 def _finite(tensor: Tensor) -> bool:

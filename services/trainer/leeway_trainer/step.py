@@ -6,6 +6,9 @@ theta    -> log pi_theta                  (no gradient, only for methods that pr
 theta    -> log pi_theta, surrogate loss  (backward per micro-batch)
 lag and discrepancy of the whole batch, from raw ratios, over all ranks
 clip, AdamW
+
+In the first step after a resync theta and theta_s are the same, bit for bit, unless weights are rounded on
+the wire: log pi_s is then log pi_theta, and no pass is made twice.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ from leeway.metrics.areas.time import TIME_SCORE_S, TIME_TRAIN_S
 from leeway.metrics.areas.tokens import TOKENS
 from leeway.metrics.areas.trainer import GRAD_NORM, LOSS, LR
 from leeway.telemetry.tracing import span
-from leeway_trainer.batch import MicroBatch, build_micro_batch, input_length, plan_micro_batches
+from leeway_trainer.batch import MicroBatch, rank_micro_batches
 from leeway_trainer.head import TailQuery
 from leeway_trainer.policy import NonFiniteError
 
@@ -79,27 +82,30 @@ def train_step(
     started = time.monotonic()
     batches = micro_batches(policy, rollouts, config)
     with_tail = config.correction.needs_sync_tail
+    correction = config.correction
+    prepares = METHODS[correction.method].prepare is not None
+    same = age == 0 and snapshot.equals(policy)
+    one_pass = same and not prepares and not with_tail
     scores: list[PolicyOutput] = []
     with span("score", {"leeway.micro_batches": len(batches)}):
-        for batch in batches:
+        for batch in () if one_pass else batches:
             pause()
             scores.append(snapshot.score(batch, with_tail))
     scored = time.monotonic()
     per_response = response_advantages(rollouts, config)
     counts = denominators(rollouts, config)
-    correction = config.correction
 
     def tokens_of(i: int, output: PolicyOutput) -> TokenBatch:
         batch = token_batch(batches[i], output, scores[i], per_response, counts)
         return replace(batch, age=torch.full_like(batch.logp, float(age)))
 
     prepared = None
-    if METHODS[correction.method].prepare is not None:
+    if prepares:
         before = _Totals()
         with span("prepare"):
             for i, batch in enumerate(batches):
                 pause()
-                before.add(tokens_of(i, policy.score(batch)))
+                before.add(tokens_of(i, scores[i] if same else policy.score(batch)))
             prepared = prepare(global_batch(policy, before.rows, counts), correction)
     totals = _Totals()
     with span("forward_backward", {"leeway.tokens": counts.tokens}):
@@ -110,6 +116,8 @@ def train_step(
                 if with_tail:
                     tail = tail_query(batch, scores[i], snapshot.head, per_response, correction)
                 output = policy.forward(batch, last=i == len(batches) - 1, tail=tail)
+                if one_pass:
+                    scores.append(output.detached())
                 tokens = replace(tokens_of(i, output), prepared=prepared)
                 loss, metrics = surrogate_loss(tokens, correction)
                 policy.backward(loss)
@@ -138,20 +146,16 @@ def train_step(
 def micro_batches(policy: Policy, rollouts: Sequence[Rollout], config: RunConfig) -> list[MicroBatch]:
     """This rank's micro-batches, on its device."""
     ranks = policy.ranks
-    plan = plan_micro_batches(
-        [input_length(r) for r in rollouts], config.trainer.micro_batch_tokens, ranks.size
+    return rank_micro_batches(
+        rollouts,
+        budget_tokens=config.trainer.micro_batch_tokens,
+        temperature=config.sampling.temperature,
+        vocabulary=policy.vocabulary,
+        packed=policy.model.shares_prompts,
+        rank=ranks.rank,
+        ranks=ranks.size,
+        device=ranks.device,
     )
-    return [
-        build_micro_batch(
-            [rollouts[i] for i in planned.sequences],
-            planned.sequences,
-            temperature=config.sampling.temperature,
-            vocabulary=policy.vocabulary,
-            device=ranks.device,
-            counts=planned.counts,
-        )
-        for planned in plan[ranks.rank]
-    ]
 
 
 def response_advantages(rollouts: Sequence[Rollout], config: RunConfig) -> Tensor:

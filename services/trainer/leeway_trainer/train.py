@@ -21,19 +21,24 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from leeway.checkpoints.find import find_checkpoint
+from leeway.checkpoints.state import CHECKPOINTS, MODEL_FILES, TrainState
 from leeway.config import RunConfig
 from leeway.errors import EXIT_INTERRUPTED, LeewayError
 from leeway.messages import Rollout
 from leeway.metrics.areas.lag import LAG_ESS_SEQ, LAG_ESS_TOK
 from leeway.metrics.areas.time import TIME_PUBLISH_S, TIME_WAIT_S
+from leeway.models.base import model_directory
+from leeway.models.files import keep_model_files
 from leeway.telemetry.tracing import span
 from leeway.weights import WeightsTooLarge
 from leeway_trainer.broadcast import Broadcaster
-from leeway_trainer.checkpoint import TrainState, find_checkpoint, load_checkpoint
+from leeway_trainer.checkpoint import load_checkpoint
 from leeway_trainer.durability import Durability, train_state
 from leeway_trainer.epochs import RunEpoch, TrainerSetup, begin_epoch
+from leeway_trainer.export import rehearse_export
 from leeway_trainer.gates import Command, Gates, sync_facts
-from leeway_trainer.model import DTYPES, load_policy_model
+from leeway_trainer.model import DTYPES, PolicyModel, load_policy_model
 from leeway_trainer.policy import Policy
 from leeway_trainer.prefixes import ResyncKl
 from leeway_trainer.ranks import Ranks
@@ -79,6 +84,8 @@ class Trainer:
             chunk_tokens=config.trainer.logits_chunk_tokens,
             trust_remote_code=config.model.trust_remote_code,
         )
+        if ranks.first:
+            self._prepare_exports(model)
         self.snapshot = Snapshot(copy.deepcopy(model), config.trainer, ranks)
         self.policy = Policy(model, config.trainer, ranks)
         self.next_batch, version, last_epoch = 0, 0, -1
@@ -183,6 +190,13 @@ class Trainer:
             self.epoch.feed.event("warning", "streams_lost", text)
 
     # -- parts ---------------------------------------------------------------------------------------------
+
+    def _prepare_exports(self, model: PolicyModel) -> None:
+        """Keep beside the checkpoints what an export of them needs, and try the export of the end now."""
+        out = self.setup.out
+        keep_model_files(model_directory(self.setup.model), out / CHECKPOINTS / MODEL_FILES)
+        if self.config.output.save_model:
+            rehearse_export(model.lm, self.setup.model, out)
 
     def _begin_epoch(self, last: int, version: int) -> Broadcaster:
         self.epoch: RunEpoch = begin_epoch(

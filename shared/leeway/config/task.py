@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from leeway.tasks.base import TaskKind
 
 
+EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
 class TaskConfig(Section):
     """Where prompts come from and how a response is rewarded."""
 
@@ -22,13 +25,17 @@ class TaskConfig(Section):
     """Kind of the task; each kind has its own keys."""
     reward: str = "exact"
     """`exact`, `last_number`, `verifier` (the task's own), a reward from an installed package, or
-    `module:function`."""
+    `module:function`, which gets its arguments by name (docs/extending.md#add-a-reward)."""
     reward_timeout_s: float = Field(default=5.0, gt=0)
-    """Maximum time to score one response, after which the scoring process is killed."""
+    """Maximum time to score one response, after which the scoring process and all that it has started are
+    killed."""
     reward_memory_mib: int | None = Field(default=1024, ge=16)
     """Maximum memory of a scoring process beyond what it uses once the task is loaded; null: no limit."""
     reward_workers: int = Field(default=1, ge=1)
     """Scoring processes per sampler."""
+    reward_env: list[EnvName] = Field(default_factory=list)
+    """Environment variables that the reward needs beyond the usual ones, for example OPENAI_API_KEY. Others,
+    among them all passwords and tokens, are hidden from it."""
     error_reward: float = 0.0
     """Reward of a response whose scoring crashed or timed out."""
     system_prompt: str | None = None

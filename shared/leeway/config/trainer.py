@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from leeway.config.base import Dtype, Section
+from leeway.config.deepspeed import check_deepspeed
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -32,7 +33,8 @@ class TrainerConfig(Section):
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Maximum norm of the gradient; larger gradients are scaled down."""
     micro_batch_tokens: int = Field(default=4096, ge=16)
-    """Maximum number of padded tokens in one forward and backward pass."""
+    """Maximum number of tokens in one forward and backward pass. A prompt counts once for all its
+    responses; for models that cannot share prompts, once per response, and padding counts."""
     logits_chunk_tokens: int = Field(default=128, ge=1)
     """Number of positions whose logits are in memory at the same time."""
     gradient_checkpointing: bool = False
@@ -43,6 +45,15 @@ class TrainerConfig(Section):
     keep_checkpoints: int = Field(default=2, ge=1)
     """Number of checkpoints that are kept."""
     deepspeed: dict[str, Any] = Field(default_factory=dict)
-    """Additional DeepSpeed configuration, merged over Leeway's."""
+    """Additional DeepSpeed configuration, merged over Leeway's. Keys that Leeway sets itself are rejected:
+    batch sizes, the ZeRO stage, dtypes, optimiser, schedule and clipping (docs/run.md lists them)."""
     max_restarts: int = Field(default=0, ge=0)
     """Number of times the local launcher restarts a crashed trainer from the last checkpoint."""
+
+    @field_validator("deepspeed")
+    @classmethod
+    def _leaves_our_keys_alone(cls, value: dict[str, Any]) -> dict[str, Any]:
+        problems = check_deepspeed(value)
+        if problems:
+            raise ValueError("; ".join(problems))
+        return value

@@ -4,37 +4,24 @@ A reward function is third-party code: it may hang, crash, raise or return nonse
 rollout ends with a reward (`task.error_reward` and a reason), because dropping the rollout would make the
 batch depend on the outcome. Threads cannot be killed, so scoring runs in processes, with limits on time and
 memory.
+
+    score    waits for: a free worker      unblocked by: a worker that has scored | its replacement | aclose
+             waits for: the worker         unblocked by: its answer | timeout_s, then its tree is killed
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import multiprocessing
-import os
-import resource
-import signal
-from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any
-
-import psutil
 
 from leeway.config.task import TaskConfig
-from leeway.process import die_with_parent
-from leeway.rewards.load import Scorer, load_reward
-from leeway.tasks.base import Task, TaskError
-from leeway.tasks.load import load_task, task_config
+from leeway.rewards.worker_process import START_BUDGET_S, ScoringError, WorkerDied, WorkerProcess
 
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
 """Attempts to score a response whose worker died for a reason that has nothing to do with it."""
-
-START_BUDGET_S = 60.0
-"""Time for a worker to start: modules are imported and the task is loaded."""
 
 
 @dataclass(frozen=True)
@@ -45,81 +32,94 @@ class RewardResult:
     error: str | None = None
 
 
-class ScoringError(Exception):
-    """A response could not be scored, and why."""
-
-
 class RewardPool:
     """Scores responses of a task in `workers` subprocesses, each scoring within `timeout_s`.
 
-    Workers start in the background and are replaced when they are killed or die. They end with the pool, and
-    with the process that owns it, even if that is killed with SIGKILL.
+    Workers start in the background and are replaced when they are killed or die. They and all processes that
+    reward functions have started end with the pool, and with the process that owns it, even if that is killed
+    with SIGKILL.
     """
 
     def __init__(
         self, config: TaskConfig, workers: int | None = None, timeout_s: float | None = None
     ) -> None:
         self._config = config
-        self._workers = config.reward_workers if workers is None else workers
+        self._size = config.reward_workers if workers is None else workers
         self._timeout_s = config.reward_timeout_s if timeout_s is None else timeout_s
         self._error_reward = config.error_reward
-        self._scoring: set[Future[float]] = set()
         self._closed = False
-        self._pool = self._open_pool()
+        self._scoring = 0
+        self._workers: set[WorkerProcess] = set()
+        self._ending: set[asyncio.Task[int]] = set()
+        self._free: asyncio.Queue[WorkerProcess | None] = asyncio.Queue()
+        """Workers that are not scoring; None wakes those who wait for one when the pool is closed."""
+        for _ in range(self._size):
+            self._add_worker()
 
     async def score(self, index: int, response: str) -> RewardResult:
         """The reward of `response` to item `index`. Never raises because of what the reward function does."""
-        for _ in range(MAX_ATTEMPTS):
-            try:
-                value = await self._score_once(index, response)
-            except BrokenProcessPool:  # says nothing about this response: score it again
-                continue
-            except ScoringError as error:
-                return self._failed(str(error))
-            return RewardResult(value)
+        self._scoring += 1
+        try:
+            for _ in range(MAX_ATTEMPTS):
+                try:
+                    return RewardResult(await self._score_once(index, response))
+                except WorkerDied:  # says nothing about this response: score it again
+                    continue
+                except ScoringError as error:
+                    return self._failed(str(error))
+        finally:
+            self._scoring -= 1
         return self._failed(f"the reward workers died {MAX_ATTEMPTS} times before they scored this response")
 
     async def _score_once(self, index: int, response: str) -> float:
-        """The reward; ScoringError if there is none, BrokenProcessPool if the pool has stopped in between."""
+        """The reward; ScoringError if there is none, WorkerDied if the worker died before it began."""
+        worker = await self._take_worker()
+        try:
+            return await worker.score(index, response, self._timeout_s)
+        except (ScoringError, WorkerDied) as error:
+            if self._closed:
+                raise ScoringError("the reward pool was closed while scoring") from error
+            raise
+        finally:
+            self._give_back(worker)
+
+    async def _take_worker(self) -> WorkerProcess:
+        """A free worker. Raises ScoringError if there is none in time, or if the pool is closed."""
         if self._closed:
             raise ScoringError("the reward pool is closed")
-        future = self._schedule(index, response)
-        self._scoring.add(future)
-        budget_s = START_BUDGET_S + self._timeout_s * (1 + len(self._scoring) / self._workers)
+        budget_s = START_BUDGET_S + self._timeout_s * (1 + self._scoring / self._size)
         try:
-            waiting = asyncio.wrap_future(future)
-            await asyncio.wait({waiting}, timeout=budget_s)
-        finally:
-            self._scoring.discard(future)
-            future.cancel()  # no effect when it is done; otherwise this kills its worker
-        if waiting.cancelled():
-            raise ScoringError("the reward pool was closed while scoring")
-        if not waiting.done():
-            raise ScoringError(f"no reward worker answered within {budget_s:.0f} s")
-        error = waiting.exception()
-        if isinstance(error, BrokenProcessPool):
-            raise error
-        if error is not None:
-            raise ScoringError(_describe(error, self._timeout_s))
-        value = waiting.result()
-        if not math.isfinite(value):
-            raise ScoringError(f"the reward function returned {value}")
-        return value
-
-    def close(self, budget_s: float = 5.0) -> None:
-        """Kill the workers, waiting at most `budget_s`. Responses still being scored are cancelled."""
-        self._closed = True
-        for future in list(self._scoring):
-            future.cancel()
-        self._pool.stop()
-        try:
-            self._pool.join(timeout=budget_s)
+            worker = await asyncio.wait_for(self._free.get(), budget_s)
         except TimeoutError:
-            log.warning("reward workers did not end within %.1f s", budget_s)
+            raise ScoringError(f"no reward worker was free within {budget_s:.0f} s") from None
+        if worker is None:
+            self._free.put_nowait(None)  # for the next one who waits
+            raise ScoringError("the reward pool was closed while scoring")
+        return worker
 
-    async def aclose(self, budget_s: float = 5.0) -> None:
-        """`close` without blocking the event loop."""
-        await asyncio.to_thread(self.close, budget_s)
+    def _give_back(self, worker: WorkerProcess) -> None:
+        """Make a worker available again, or another one in its place."""
+        if self._closed:
+            return
+        if worker.usable:
+            self._free.put_nowait(worker)
+        else:
+            self._workers.discard(worker)
+            ending = asyncio.create_task(worker.end())
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+            self._add_worker()
+
+    def _add_worker(self) -> None:
+        worker = WorkerProcess(self._config)
+        self._workers.add(worker)
+        self._free.put_nowait(worker)
+
+    async def aclose(self) -> None:
+        """End the workers and all that they have started. Responses still being scored get an error."""
+        self._closed = True
+        self._free.put_nowait(None)
+        await asyncio.gather(*(worker.end() for worker in self._workers), *self._ending)
 
     async def __aenter__(self) -> RewardPool:
         return self
@@ -127,94 +127,6 @@ class RewardPool:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def _schedule(self, index: int, response: str) -> Future[float]:
-        if not self._pool.active:
-            self._replace_pool()
-        try:
-            future: Future[float] = self._pool.schedule(
-                _score, args=(index, response), timeout=self._timeout_s
-            )
-            return future
-        except RuntimeError as error:  # it stopped since `active` was read
-            raise BrokenProcessPool(str(error)) from error
-
-    def _open_pool(self) -> Any:
-        from pebble import ProcessPool
-
-        pool = ProcessPool(
-            max_workers=self._workers,
-            initializer=_start_worker,
-            initargs=(self._config.model_dump(), os.getpid()),
-            context=multiprocessing.get_context("spawn"),
-        )
-        pool.schedule(_ping)
-        return pool
-
-    def _replace_pool(self) -> None:
-        """pebble stops a pool when a worker dies that was not scoring (one that was killed while idle)."""
-        log.warning("reward workers died; starting new ones")
-        self._pool.stop()
-        self._pool = self._open_pool()
-
     def _failed(self, reason: str) -> RewardResult:
         log.warning("reward: %s; using task.error_reward=%g", reason, self._error_reward)
         return RewardResult(self._error_reward, reason)
-
-
-def _describe(error: BaseException, timeout_s: float) -> str:
-    from pebble import ProcessExpired
-
-    if isinstance(error, TimeoutError):
-        return f"scoring did not end within {timeout_s:g} s and was killed"
-    if isinstance(error, ProcessExpired):
-        return f"the reward worker died while scoring (exit code {error.exitcode})"
-    return f"the reward function raised {type(error).__name__}: {error}"[:500]
-
-
-# Everything below runs in a worker.
-
-
-@dataclass
-class _Worker:
-    task: Task | None = None
-    score: Scorer | None = None
-    problem: str = "the worker was not started"
-
-
-_worker = _Worker()
-
-
-def _start_worker(config: dict[str, Any], owner_pid: int) -> None:
-    die_with_parent(owner_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner handles Ctrl-C
-    settings = task_config(**config)
-    try:
-        _worker.task = load_task(settings)
-        _worker.score = load_reward(settings, _worker.task)
-    except TaskError as error:
-        # Reported with every response: a worker that fails to start would be restarted forever.
-        _worker.problem = str(error)
-    if settings.reward_memory_mib is not None:
-        _limit_memory(settings.reward_memory_mib)
-
-
-def _limit_memory(mib: int) -> None:
-    """Limit the address space to its current size plus `mib`: allocations beyond it raise MemoryError."""
-    limit = psutil.Process().memory_info().vms + (mib << 20)
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if hard == resource.RLIM_INFINITY or limit < hard:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-
-
-def _score(index: int, response: str) -> float:
-    if _worker.task is None or _worker.score is None:
-        raise TaskError(_worker.problem)
-    try:
-        return float(_worker.score(_worker.task.item(index), response))
-    except MemoryError:
-        pass  # a new one is raised below: this one keeps alive what the function had allocated
-    raise MemoryError("it used more memory than task.reward_memory_mib allows")
-
-
-def _ping() -> None:
-    """Does nothing; scheduling it makes the pool start its workers."""

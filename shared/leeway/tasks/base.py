@@ -27,6 +27,13 @@ class TaskItem:
     answer: str
     metadata: dict[str, Any] = field(default_factory=dict)
     """What the task's verifier or a `module:function` reward may need besides the answer."""
+    source: str = ""
+    """Where the item was read, for messages: file and line. Empty for generated items."""
+
+    @property
+    def place(self) -> str:
+        """`source` in brackets, to be appended to a message."""
+        return f" ({self.source})" if self.source else ""
 
 
 @runtime_checkable

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from leeway.config.task import TaskConfig
+from leeway.models.special import encode_text, without_double_bos
 from leeway.tasks.base import Message, TaskError, TaskItem
 
 
@@ -25,7 +26,8 @@ def encode_prompt(tokenizer: Any, item: TaskItem, config: TaskConfig) -> list[in
     """Token ids of an item's prompt.
 
     With a chat template: the template, applied once, with the generation prompt. Without one: the messages'
-    texts, joined by line breaks, in the tokenizer's plain encoding (which adds BOS where the model has one).
+    texts, joined by line breaks, after BOS where the tokenizer adds one. BOS is there at most once, and
+    nothing follows the text (`leeway.models.special`).
     """
     messages = build_messages(item, config)
     if tokenizer.chat_template:
@@ -33,7 +35,7 @@ def encode_prompt(tokenizer: Any, item: TaskItem, config: TaskConfig) -> list[in
             messages, tokenize=True, add_generation_prompt=True, return_dict=False
         )
     else:
-        ids = tokenizer.encode("\n".join(message["content"] for message in messages))
+        ids = encode_text(tokenizer, "\n".join(message["content"] for message in messages))
     if not ids:
         raise TaskError(f"item {item.index}: its prompt {item.prompt!r} encodes to no token")
-    return [int(token) for token in ids]
+    return without_double_bos(tokenizer, [int(token) for token in ids])

@@ -123,7 +123,11 @@ def test_a_trainer_without_restarts_ends_the_run_with_a_way_on(make: Make) -> No
     (run.out / "checkpoints" / "latest").write_text("step-000001")
     result = run.run()
     check_end(run, result, "failed", EXIT_FAILED)
-    assert f"continue from the last checkpoint with: leeway run --resume {run.out}" in result.summary["error"]
+    assert result.summary["reason"] == {
+        "process": "trainer",
+        "cause": "exit code 1 without an error message; its last line: trainer is running",
+        "next": f"leeway run --resume {run.out}",
+    }
 
 
 def test_samplers_are_added_and_drained(make: Make, capsys: Capture) -> None:

@@ -15,6 +15,7 @@ from leeway.corrections import METHODS
 from leeway_trainer.model import load_policy_model
 from leeway_trainer.policy import Policy
 from leeway_trainer.ranks import Ranks, start_ranks, stop_ranks
+from leeway_trainer.sharing import PADDED
 from leeway_trainer.snapshot import Snapshot, wire_tensors
 from leeway_trainer.step import micro_batches, train_step
 
@@ -41,6 +42,7 @@ def two_steps(
     method: str,
     settings: dict[str, object],
     zero_stage: int = 0,
+    packed: bool = True,
 ) -> Steps:
     """Weights after two steps (the second one with lag), metrics of both, micro-batches of this rank."""
     config = run_config(
@@ -57,6 +59,8 @@ def two_steps(
         weights={"dtype": "float32"},
     )
     model = load_policy_model(tiny_dir, dtype=torch.float32, chunk_tokens=5)
+    if not packed:
+        model.lm.set_attn_implementation(PADDED)
     snapshot = Snapshot(copy.deepcopy(model), config.trainer, ranks)
     policy = Policy(model, config.trainer, ranks)
     snapshot.refresh(wire_tensors(policy, torch.float32, step=0))

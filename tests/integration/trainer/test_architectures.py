@@ -1,4 +1,4 @@
-"""Causal language models of other architectures: positions, padding, scaled and capped logits."""
+"""Causal language models of other architectures: positions, packing, padding, scaled and capped logits."""
 
 from __future__ import annotations
 
@@ -62,13 +62,15 @@ def save(name: str, directory) -> None:
     model_class(config_class(**MODELS[name])).float().save_pretrained(directory)
 
 
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
 @pytest.mark.parametrize("name", MODELS)
-def test_padded_log_probs_equal_the_models_own(tmp_path, name):
+def test_log_probs_equal_the_models_own(tmp_path, name, packed):
     save(name, tmp_path)
     model = load_policy_model(tmp_path, dtype=torch.float32, chunk_tokens=4).eval()
     rollouts = make_batch()
-    batch = micro_batches(rollouts, budget=1000)[0]
-    assert batch.input_ids.shape[0] == len(rollouts), "one padded micro-batch"
+    assert model.shares_prompts
+    batch = micro_batches(rollouts, budget=1000, packed=packed)[0]
+    assert batch.input_ids.shape[0] == (1 if packed else len(rollouts)), "one micro-batch"
     logp, head = model(batch)[:2]
     (logp.sum() + head.sum()).backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)

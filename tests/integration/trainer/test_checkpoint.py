@@ -8,8 +8,11 @@ import pytest
 import torch
 from trainer_support import VOCABULARY, make_batch, micro_batches, run_config
 
+from leeway.checkpoints.find import find_checkpoint
+from leeway.checkpoints.state import STATE_FILE, CheckpointError, TrainState, read_state
 from leeway.errors import UsageError
 from leeway_trainer import checkpoint as ckpt
+from leeway_trainer.export import export_model
 from leeway_trainer.model import load_policy_model
 from leeway_trainer.policy import Policy
 from leeway_trainer.snapshot import Snapshot, wire_tensors
@@ -35,8 +38,8 @@ def train(policy: Policy, step: int) -> float:
     return total
 
 
-def state(step: int, stage: int = 0, dtype: str = "float32") -> ckpt.TrainState:
-    return ckpt.TrainState(
+def state(step: int, stage: int = 0, dtype: str = "float32") -> TrainState:
+    return TrainState(
         next_batch=step, version=2, published_at=1, epoch=1, ranks=1, zero_stage=stage, dtype=dtype, model="m"
     )
 
@@ -53,7 +56,7 @@ def test_resume_continues_the_same_trajectory(tiny_dir, ranks, tmp_path, stage, 
     final = {name: tensor.clone() for name, tensor in final.items()}
 
     resumed = make_policy(tiny_dir, ranks, stage, dtype)
-    found = ckpt.load_checkpoint(ckpt.find_checkpoint(tmp_path), resumed)
+    found = ckpt.load_checkpoint(find_checkpoint(tmp_path), resumed)
     assert (found.next_batch, found.version, found.published_at) == (2, 2, 1)
     assert [train(resumed, step) for step in range(2, 5)] == pytest.approx(want, rel=1e-6)
     for name, tensor in wire_tensors(resumed, torch.float32, step=5):
@@ -82,10 +85,10 @@ def test_only_whole_checkpoints_are_found_and_the_newest_are_kept(tiny_dir, rank
     def die(*args: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(ckpt, "_sync_tree", die)
+    monkeypatch.setattr(ckpt, "sync_tree", die)
     with pytest.raises(OSError, match="disk full"):
         ckpt.save_checkpoint(tmp_path / "checkpoints", policy, state(4), keep=2)
-    assert ckpt.read_state(ckpt.find_checkpoint(tmp_path)).next_batch == 3
+    assert read_state(find_checkpoint(tmp_path)).next_batch == 3
     monkeypatch.undo()
     ckpt.save_checkpoint(tmp_path / "checkpoints", policy, state(4), keep=1)
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-000004"]
@@ -93,21 +96,21 @@ def test_only_whole_checkpoints_are_found_and_the_newest_are_kept(tiny_dir, rank
 
 def test_what_cannot_be_resumed_says_why(tiny_dir, ranks, tmp_path):
     with pytest.raises(UsageError, match="no checkpoint in"):
-        ckpt.find_checkpoint(tmp_path)
+        find_checkpoint(tmp_path)
     policy = make_policy(tiny_dir, ranks, 0)
     saved = ckpt.save_checkpoint(tmp_path, policy, state(1), keep=1)
     with pytest.raises(UsageError, match=r"\(1, 0, 'float32'\), this run has \(1, 2, 'float32'\)"):
         ckpt.load_checkpoint(saved, make_policy(tiny_dir, ranks, 2))
-    (saved / ckpt.STATE_FILE).write_text("{}")
-    with pytest.raises(ckpt.CheckpointError, match="next_batch"):
-        ckpt.read_state(saved)
+    (saved / STATE_FILE).write_text("{}")
+    with pytest.raises(CheckpointError, match="next_batch"):
+        read_state(saved)
 
 
 @pytest.mark.parametrize("stage", [0, 3])
 def test_exported_model_is_the_policy(tiny_dir, ranks, tmp_path, stage):
     policy = make_policy(tiny_dir, ranks, stage)
     train(policy, 0)
-    ckpt.export_model(tmp_path / "model", policy, str(tiny_dir), step=1)
+    export_model(tmp_path / "model", policy, step=1)
     loaded = load_policy_model(tmp_path / "model", dtype=torch.float32, chunk_tokens=5)
     batch = micro_batches(make_batch())[0]
     torch.testing.assert_close(loaded(batch)[0], policy.forward(batch, last=True)[0], atol=1e-6, rtol=0)

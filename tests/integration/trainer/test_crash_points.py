@@ -20,6 +20,8 @@ import leeway_trainer.durability as durability
 import leeway_trainer.train as train
 import leeway_trainer.transports.kinds.redis as transport
 from leeway.batches import prompts_digest
+from leeway.checkpoints.find import find_checkpoint
+from leeway.checkpoints.state import read_state
 from leeway_host.launch.history import check_order, check_starts, is_repeat
 from leeway_trainer.assemble import BatchAssembler
 from leeway_trainer.epochs import TrainerSetup
@@ -41,10 +43,10 @@ POINTS: dict[str, tuple[Any, str, bool, int]] = {
     "old rollouts are void": (Feed, "renew", False, 1),
     "a checkpoint begins": (durability, "save_checkpoint", True, 1),
     "the second checkpoint begins": (durability, "save_checkpoint", True, 2),
-    "the state is written": (ckpt, "_sync_tree", True, 2),
-    "the checkpoint is on disk": (ckpt, "_sync_tree", False, 2),
-    "it has its name": (ckpt, "_replace_text", True, 2),
-    "it is the latest": (ckpt, "_replace_text", False, 2),
+    "the state is written": (ckpt, "sync_tree", True, 2),
+    "the checkpoint is on disk": (ckpt, "sync_tree", False, 2),
+    "it has its name": (ckpt, "replace_text", True, 2),
+    "it is the latest": (ckpt, "replace_text", False, 2),
     "the old ones are gone": (ckpt, "prune", False, 2),
     "its rollouts are acknowledged": (Feed, "durable", False, 2),
 }
@@ -104,7 +106,7 @@ def test_a_crash_resumes_to_the_same_batches(tiny_dir, ranks, keys, client, tmp_
     assert {r.step for r in steps} == set(range(STEPS))
     for report in steps:
         assert report.metrics["batch/digest"] == expected(report.step, 2, 3)
-    assert ckpt.read_state(ckpt.find_checkpoint(setup.out)).next_batch == STEPS
+    assert read_state(find_checkpoint(setup.out)).next_batch == STEPS
     assert client.xlen(keys.rollouts) == 0
     assert client.xpending(keys.rollouts, "trainer")["pending"] == 0
     left = [path.name for path in (setup.out / "checkpoints").iterdir() if path.name.startswith(".")]

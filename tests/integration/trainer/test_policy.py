@@ -157,8 +157,8 @@ def test_wire_names_are_the_checkpoints(tiny_dir, ranks):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"zero_optimization": {"stage": 7}}, {"optimizer": {"type": "NoSuch"}}],
-    ids=["stage", "type"],
+    [{"zero_optimization": {"reduce_bucket_size": "many"}}, {"optimizer": {"params": {"no_such": 1}}}],
+    ids=["value", "argument"],
 )
 def test_deepspeed_settings_that_it_refuses_are_named(tiny_dir, ranks, settings):
     with pytest.raises(UsageError) as caught:

@@ -11,12 +11,13 @@ import torch
 from other_side import OtherSide
 from trainer_support import make_rollout, run_config
 
+from leeway.checkpoints.find import find_checkpoint
+from leeway.checkpoints.state import read_state
 from leeway.errors import StalledError
 from leeway.messages import Event, SamplerStatus, Verdict, VerdictHeader, decode
 from leeway.streams import EPOCH_FIELD, Tail, append, connect, now
 from leeway.weights import ChunkSource, HostCopy
 from leeway_host.redis_server import EmbeddedRedis
-from leeway_trainer.checkpoint import find_checkpoint, read_state
 from leeway_trainer.epochs import TrainerSetup
 from leeway_trainer.feed import SupersededError
 from leeway_trainer.model import load_policy_model

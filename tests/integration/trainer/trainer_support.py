@@ -12,7 +12,7 @@ import torch
 
 from leeway.config import RunConfig
 from leeway.messages import Rollout, RolloutHeader
-from leeway_trainer.batch import MicroBatch, build_micro_batch, input_length, plan_micro_batches
+from leeway_trainer.batch import MicroBatch, rank_micro_batches
 
 VOCABULARY = 64
 
@@ -115,17 +115,15 @@ def make_batch(batch: int = 0, groups: int = 2, group_size: int = 3, **options: 
 
 
 def micro_batches(
-    rollouts: list[Rollout], budget: int = 48, rank: int = 0, size: int = 1
+    rollouts: list[Rollout], budget: int = 48, rank: int = 0, size: int = 1, packed: bool = True
 ) -> list[MicroBatch]:
     """This rank's micro-batches."""
-    plan = plan_micro_batches([input_length(r) for r in rollouts], budget, size)[rank]
-    return [
-        build_micro_batch(
-            [rollouts[i] for i in p.sequences],
-            p.sequences,
-            temperature=1.0,
-            vocabulary=VOCABULARY,
-            counts=p.counts,
-        )
-        for p in plan
-    ]
+    return rank_micro_batches(
+        rollouts,
+        budget_tokens=budget,
+        temperature=1.0,
+        vocabulary=VOCABULARY,
+        packed=packed,
+        rank=rank,
+        ranks=size,
+    )

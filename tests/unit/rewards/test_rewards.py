@@ -6,7 +6,7 @@ import pytest
 
 from leeway.errors import EXIT_USAGE
 from leeway.rewards import REWARDS, Reward, load_reward
-from leeway.rewards.functions.last_number import find_last_number
+from leeway.rewards.numbers import find_last_number
 from leeway.tasks import TaskError, TaskItem, load_task, task_config
 
 ITEM = TaskItem(index=0, prompt="p", answer="1234")
@@ -45,7 +45,8 @@ def test_exact(response, value):
     ],
 )
 def test_find_last_number(text, number):
-    assert find_last_number(text) == number
+    found = find_last_number(text)
+    assert (found and found.value) == number
 
 
 def test_last_number_compares_values():
@@ -83,6 +84,7 @@ def test_function_gets_response_answer_and_metadata(tmp_path, monkeypatch):
         ("math:no_such", "math has nothing named 'no_such'"),
         ("math:pi", "math has float named 'pi'"),
         (":f", "cannot be imported"),
+        ("math:sqrt", "'x' is positional-only"),
     ],
 )
 def test_unusable_rewards_are_refused_at_load(reward, message):
@@ -109,3 +111,22 @@ def test_only_the_first_item_of_a_generated_task_is_checked(monkeypatch):
     )
     load(kind="digits", reward="exact")
     assert checked == [0]
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (
+            Reward(lambda item, response: 0.0),
+            "task.reward: exact: score.*cannot be called with .item, response, task.",
+        ),
+        (
+            Reward(lambda *_: 0.0, lambda item: None),
+            "task.reward: exact: check.*cannot be called with .item, task.",
+        ),
+    ],
+)
+def test_the_functions_of_an_installed_reward_are_checked(monkeypatch, reward, message):
+    monkeypatch.setitem(REWARDS._loaded, "exact", reward)
+    with pytest.raises(TaskError, match=message):
+        load(kind="digits", reward="exact")

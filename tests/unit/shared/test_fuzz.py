@@ -1,5 +1,5 @@
 """Everything that is read from outside, under attack: a typed error or a sound value, in bounded time and
-memory. Each attack runs for a moment on the same examples, and for 15 s of processor time on new ones
+memory. Each attack runs for a moment on the same examples, and for a minute of processor time on new ones
 (marker `fuzz`). `make test` does both, `make test-fast` the moment.
 """
 
@@ -67,7 +67,7 @@ MAX_BYTES = 64 << 20
 
 @pytest.fixture(
     params=[False, pytest.param(True, marks=[pytest.mark.fuzz, pytest.mark.timeout(600)])],
-    ids=["quick", "long"],
+    ids=["quick", "minute"],
 )
 def long(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
@@ -79,7 +79,7 @@ def attack(strategy: st.SearchStrategy[Any], check: Callable[[Any], object], lon
     @settings(
         max_examples=EXAMPLES,
         deadline=None,
-        derandomize=not long,  # a round of the long attack must not repeat the one before
+        derandomize=not long,  # a round of the minute must not repeat the one before
         suppress_health_check=list(HealthCheck),
         database=None,
     )

@@ -27,12 +27,12 @@ def test_reads_prompts_answers_and_metadata(tmp_path):
     ("line", "message"),
     [
         ('{"prompt": "x", "answer": "y"', "line 2: not JSON"),
-        ('["x", "y"]', "line 2: expected a JSON object, got list"),
+        ('["x", "y"]', "line 2: expected a JSON object, got a list"),
         ('{"prompt": "x", "anwser": "y"}', "line 2: field 'answer' .task.answer_field. is missing.*anwser"),
         ('{"prompt": "", "answer": "y"}', "line 2: field 'prompt' is empty"),
         ('{"prompt": 3, "answer": "y"}', "line 2: field 'prompt' must be text or a list"),
         ('{"prompt": [{"role": "user"}], "answer": "y"}', "line 2: field 'prompt' must be"),
-        ('{"prompt": "x", "answer": null}', "line 2: field 'answer' must be text or a number, got NoneType"),
+        ('{"prompt": "x", "answer": null}', "line 2: field 'answer' must be text or a number, got null"),
         ('{"prompt": "x", "answer": true}', "line 2: field 'answer' must be"),
     ],
 )

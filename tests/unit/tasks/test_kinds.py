@@ -10,7 +10,7 @@ from leeway.config import RunConfig
 from leeway.config.load import build_config, dump_config
 from leeway.config.read_yaml import parse_yaml
 from leeway.errors import ConfigError, UsageError
-from leeway.tasks import KINDS, Task, load_task, task_config
+from leeway.tasks import KINDS, Task, TaskItem, TaskKind, load_task, task_config
 from leeway.tasks.kinds.digits import DigitsConfig
 
 GIVEN = {"digits": {}, "jsonl": {"path": "{tmp}/items.jsonl"}, "reasoning_gym": {"name": "chain_sum"}}
@@ -79,3 +79,37 @@ def test_the_schema_has_one_part_for_each_kind() -> None:
 def test_an_unknown_kind_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="unknown task kind 'no'"):
         task_config("no")
+
+
+class Built:
+    """What a kind of an installed package may build."""
+
+    name = "built"
+
+    def __init__(self, item: object = None, size: int = 1) -> None:
+        self._item, self._size = item, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def item(self, index: int) -> object:
+        return self._item
+
+    def verify(self, item: object, response: str) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (object(), "digits built object, which is not a leeway.tasks.Task"),
+        (Built(size=0), "digits has no items"),
+        (Built({"prompt": "p"}), "item 0 of digits is dict; expected leeway.tasks.TaskItem"),
+        (Built(TaskItem(0, "p", 5)), "has the answer 5 and a prompt of type str"),  # type: ignore[arg-type]
+        (Built(TaskItem(0, [{"role": "user"}], "5")), "a prompt of type list"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_a_kind_builds_is_checked(task: object, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS._loaded, "digits", TaskKind(DigitsConfig, lambda config: task))  # type: ignore[arg-type,return-value]
+    with pytest.raises(UsageError, match=words):
+        load_task(DigitsConfig())

@@ -15,7 +15,7 @@ CHAT = (
 class PlainTokenizer:
     chat_template = None
 
-    def encode(self, text):
+    def encode(self, text, add_special_tokens=True):
         return [ord(letter) for letter in text]
 
 

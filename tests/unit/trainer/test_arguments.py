@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from leeway.errors import UsageError
 from leeway_trainer.__main__ import parse_args
 from leeway_trainer.process import resume_from
 
@@ -22,3 +25,15 @@ def test_a_given_directory_is_taken_as_it_is(tmp_path: Path) -> None:
     args = parse_args([*COMMON, "--out", str(tmp_path), "--resume", "other"])
     assert resume_from(args) == Path("other")
     assert resume_from(parse_args([*COMMON, "--out", str(tmp_path)])) is None
+
+
+def test_auto_resumes_where_the_pointer_was_lost(tmp_path: Path) -> None:
+    args = parse_args([*COMMON, "--out", str(tmp_path), "--resume", "auto"])
+    (tmp_path / "checkpoints" / "step-000004").mkdir(parents=True)
+    assert resume_from(args) == tmp_path
+
+
+def test_a_step_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
+    args = parse_args([*COMMON, "--out", str(tmp_path), "--resume", "auto", "--resume-from", "4"])
+    with pytest.raises(UsageError, match="--resume-from 4: there is no checkpoint"):
+        resume_from(args)

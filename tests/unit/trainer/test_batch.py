@@ -1,4 +1,4 @@
-"""Planning and building of micro-batches."""
+"""Building of micro-batches."""
 
 import numpy as np
 import pytest
@@ -7,25 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leeway.messages import Rollout, RolloutHeader
-from leeway_trainer.batch import BatchError, build_micro_batch, plan_micro_batches
-
-
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(16, 120), st.integers(1, 4))
-def test_plan_covers_every_sequence_once_within_the_budget(lengths, budget, ranks):
-    plan = plan_micro_batches(lengths, budget, ranks)
-    assert len({len(p) for p in plan}) == 1, "every rank runs the same number of micro-batches"
-    counted = [i for rank in plan for p in rank if p.counts for i in p.sequences]
-    assert sorted(counted) == list(range(len(lengths)))
-    for part in (p for rank in plan for p in rank):
-        padded = len(part.sequences) * max(lengths[i] for i in part.sequences)
-        assert padded <= budget or len(part.sequences) == 1
-    assert plan == plan_micro_batches(list(lengths), budget, ranks)
-
-
-def test_repeats_that_do_not_count_only_when_nothing_can_be_split():
-    assert all(p.counts for rank in plan_micro_batches([5, 5, 5, 5], 100, 2) for p in rank)
-    plan = plan_micro_batches([9], 100, 2)
-    assert [p.counts for rank in plan for p in rank] == [True, False]
+from leeway_trainer.batch import BatchError, build_micro_batch, rank_micro_batches
 
 
 def rollout(prompt, response, heads, name="t", complete=False) -> Rollout:
@@ -58,7 +40,7 @@ def rollout(prompt, response, heads, name="t", complete=False) -> Rollout:
 def test_tensors_line_up_with_the_tokens():
     a = rollout([3, 4], [5, 6, 7], [[(5, -0.1)], [(6, -0.2), (8, -3.0)], []])
     b = rollout([9], [1], [[(1, -0.5)]])
-    batch = build_micro_batch([a, b], [4, 2], temperature=0.5, vocabulary=10)
+    batch = build_micro_batch([a, b], [4, 2], temperature=0.5, vocabulary=10, packed=False)
     assert batch.input_ids.tolist() == [[3, 4, 5, 6], [9, 0, 0, 0]]
     read = batch.input_ids.reshape(-1)[batch.positions].tolist()
     assert read == [4, 5, 6, 9], "each token is predicted at the token before it"
@@ -77,9 +59,47 @@ def test_lengths_make_the_masks_whatever_ids_stand_there(seed):
     rng = np.random.default_rng(seed)
     lengths = [(int(rng.integers(1, 5)), int(rng.integers(1, 6))) for _ in range(4)]
     items = [rollout([0] * p, [0] * t, [[]] * t) for p, t in lengths]
-    batch = build_micro_batch(items, range(4), temperature=1.0, vocabulary=1)
-    assert batch.tokens == sum(r.response_ids.size for r in items)
-    assert batch.positions.unique().numel() == batch.tokens
+    for packed in (False, True):
+        batch = build_micro_batch(items, range(4), temperature=1.0, vocabulary=1, packed=packed)
+        assert batch.tokens == sum(r.response_ids.size for r in items)
+        if not packed:
+            assert batch.positions.unique().numel() == batch.tokens
+
+
+def test_a_packed_row_holds_a_prompt_once():
+    a, b, c = (rollout([3, 4], response, [[]] * len(response)) for response in ([5, 6, 7], [8], [5, 6, 7]))
+    other = rollout([9], [1, 2], [[]] * 2)
+    batch = build_micro_batch([a, b, c, other], [0, 1, 2, 5], temperature=1.0, vocabulary=10, packed=True)
+    assert batch.layout is not None
+    assert batch.input_ids.tolist() == [[3, 4, 5, 6, 5, 6, 9, 1]]
+    assert batch.layout.position_ids.tolist() == [0, 1, 2, 3, 2, 3, 0, 1]
+    assert batch.positions.tolist() == [1, 2, 3, 1, 1, 4, 5, 6, 7]
+    assert batch.query.targets.tolist() == [5, 6, 7, 8, 5, 6, 7, 1, 2]
+    assert batch.sequence.tolist() == [0, 0, 0, 1, 2, 2, 2, 5, 5]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("budget", [16, 24, 1000])
+def test_equal_prompts_share_wherever_they_are_in_the_batch(ranks, budget):
+    prompts = [[1, 2, 3], [4], [1, 2, 3], [5, 6], [4]]
+    items = [rollout(prompt, list(range(2, 6 + i)), [[]] * (4 + i)) for i, prompt in enumerate(prompts)]
+    batches = [
+        rank_micro_batches(
+            items, budget_tokens=budget, temperature=1.0, vocabulary=10, packed=True, rank=rank, ranks=ranks
+        )
+        for rank in range(ranks)
+    ]
+    assert len({len(part) for part in batches}) == 1
+    every = [batch for part in batches for batch in part if batch.counts]
+    assert sorted(i for batch in every for i in batch.sequence.unique().tolist()) == list(range(5))
+    if ranks == 1 and budget == 1000:
+        assert every[0].input_ids.numel() == 3 + 1 + 2 + sum(item.response_ids.size - 1 for item in items)
+    for batch in every:
+        read = batch.input_ids[0, batch.positions]
+        for i in batch.sequence.unique().tolist():
+            ids = [*items[i].prompt_ids.tolist(), *items[i].response_ids.tolist()]
+            assert read[batch.sequence == i].tolist() == ids[len(prompts[i]) - 1 : -1]
+            assert batch.query.targets[batch.sequence == i].tolist() == items[i].response_ids.tolist()
 
 
 @pytest.mark.parametrize(
@@ -93,4 +113,4 @@ def test_lengths_make_the_masks_whatever_ids_stand_there(seed):
 )
 def test_untrainable_rollouts_are_named(item, message):
     with pytest.raises(BatchError, match=f"rollout t: {message}"):
-        build_micro_batch([item], [0], temperature=1.0, vocabulary=10)
+        build_micro_batch([item], [0], temperature=1.0, vocabulary=10, packed=True)

@@ -58,7 +58,7 @@ def test_equals_dense_softmax_forward_and_backward(complete, softcap, chunk):
 
 def test_complete_support_sums_to_one():
     hidden, weight, bias, query = make(complete=True)
-    _, head, _ = token_log_probs(hidden, weight, bias, query, LogitsTransform(), 1.0)
+    _, head, _ = token_log_probs(hidden @ weight.T + bias, query, LogitsTransform(), 1.0)
     mass = (head.exp() * query.head_mask).sum(-1)
     torch.testing.assert_close(mass, torch.ones(N, dtype=mass.dtype))
 

@@ -27,11 +27,11 @@ def test_stage_zero_in_bfloat16_runs_as_stage_one(stage, dtype, runs_as):
     assert built["data_types"] == {"grad_accum_dtype": "fp32"}
 
 
-def test_the_users_deepspeed_configuration_wins():
-    extra = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}, "gradient_clipping": 0.3}
+def test_the_users_deepspeed_configuration_is_merged():
+    extra = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}, "prescale_gradients": True}
     built = deepspeed_config(TrainerConfig(zero_stage=2, deepspeed=extra), world_size=1)
     assert built["zero_optimization"] == {"stage": 2, "offload_optimizer": {"device": "cpu"}}
-    assert built["gradient_clipping"] == 0.3
+    assert built["prescale_gradients"] is True
     assert "optimizer" not in deepspeed_config(TrainerConfig(), world_size=1, optimizer=False)
 
 

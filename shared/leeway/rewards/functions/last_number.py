@@ -1,27 +1,10 @@
-"""1 if the last number in the response equals the answer."""
+"""1 if the last number in the response equals the answer. How numbers are read: leeway.rewards.numbers."""
 
 from __future__ import annotations
 
-import re
-from fractions import Fraction
-
 from leeway.rewards.base import Reward
+from leeway.rewards.numbers import find_last_number, read_number, same_number
 from leeway.tasks.base import Task, TaskError, TaskItem
-
-# 1,234 · -3.5 · 7; a minus sign counts unless it follows a digit or a closing bracket, as in 10-5.
-_NUMBER = re.compile(r"(?:(?<![\d)\]])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
-
-
-def find_last_number(text: str) -> Fraction | None:
-    """The last number in `text`, exactly; None if there is none."""
-    found = _NUMBER.findall(text)
-    return Fraction(found[-1].replace(",", "")) if found else None
-
-
-def read_number(text: str) -> Fraction | None:
-    """The number that `text` consists of; None if it is something else."""
-    match = _NUMBER.fullmatch(text.strip())
-    return Fraction(match.group().replace(",", "")) if match else None
 
 
 def score_last_number(item: TaskItem, response: str, task: Task) -> float:
@@ -29,9 +12,10 @@ def score_last_number(item: TaskItem, response: str, task: Task) -> float:
     expected = read_number(item.answer)
     if expected is None:
         raise ValueError(
-            f"reward last_number: the answer of item {item.index}, {item.answer!r}, is not a number"
+            f"reward last_number: the answer of item {item.index}, {item.answer[:200]!r}, is not a number"
         )
-    return float(find_last_number(response) == expected)
+    found = find_last_number(response)
+    return float(found is not None and same_number(expected, found))
 
 
 def check_last_number(item: TaskItem, task: Task) -> None:
@@ -39,7 +23,7 @@ def check_last_number(item: TaskItem, task: Task) -> None:
     if read_number(item.answer) is None:
         raise TaskError(
             f"task.reward: last_number, but the answer of item {item.index} of task {task.name} is "
-            f"{item.answer!r}, which is not a number"
+            f"{item.answer[:200]!r}, which is not a number{item.place}"
         )
 
 

@@ -61,12 +61,14 @@ def _read_lengths(params: dict[str, Any]) -> tuple[int, int]:
             f"task.params: unknown parameter {', '.join(unknown)} for kind digits; expected length, or "
             "min_length and max_length"
         )
+    if "length" in params and len(params) > 1:
+        raise TaskError("task.params: give either length, or min_length and max_length, not both")
     if "length" in params:
         values = {"min_length": params["length"], "max_length": params["length"]}
     else:
         values = {**DEFAULTS, **params}
     low, high = values["min_length"], values["max_length"]
-    if not (isinstance(low, int) and isinstance(high, int) and 1 <= low <= high <= MAX_LENGTH):
+    if not (type(low) is type(high) is int and 1 <= low <= high <= MAX_LENGTH):
         raise TaskError(
             f"task.params: lengths {low!r} to {high!r} for kind digits; expected integers with "
             f"1 <= min_length <= max_length <= {MAX_LENGTH}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,8 +9,22 @@ from pydantic import Field
 
 from leeway.config.task import TaskConfig
 from leeway.tasks.base import Message, TaskError, TaskItem, TaskKind, check_index
+from leeway.tasks.json_lines import WrittenNumber, json_name, line_content, plain_value, read_record
 
 MAX_LINE_BYTES = 16 << 20
+FORMATS = {
+    b"\x1f\x8b": "compressed with gzip",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd",
+    b"BZh": "compressed with bzip2",
+    b"\xfd7zXZ": "compressed with xz",
+    b"PK\x03\x04": "a zip archive",
+    b"PAR1": "a Parquet file",
+    b"ARROW1": "an Arrow file",
+    b"\xff\xfe": "UTF-16 text",
+    b"\xfe\xff": "UTF-16 text",
+    b"version https://git-lfs": "a pointer of Git LFS without the content (git lfs pull)",
+}
+"""First bytes of files that are given by mistake."""
 
 
 class JsonlConfig(TaskConfig):
@@ -23,7 +36,7 @@ class JsonlConfig(TaskConfig):
     prompt_field: str = "prompt"
     """Field that contains the prompt: text, or a list of chat messages."""
     answer_field: str = "answer"
-    """Field that contains the answer: text or a number."""
+    """Field that contains the answer: text or a number, which is kept as it is written (0.00001, 5.0)."""
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -33,7 +46,7 @@ class JsonlConfig(TaskConfig):
 class JsonlTask:
     """The lines of a file. Every line is checked when the task is loaded; blank lines are skipped.
 
-    Fields other than prompt and answer become the item's metadata.
+    Fields other than prompt and answer become the item's metadata. Values: see leeway.tasks.json_lines.
     """
 
     def __init__(self, config: JsonlConfig) -> None:
@@ -59,17 +72,21 @@ class JsonlTask:
 
 
 def _read_items(path: Path, prompt_field: str, answer_field: str) -> list[TaskItem]:
+    if path.is_dir():
+        raise TaskError(f"task.path: {path} is a directory; expected a file with one JSON object per line")
     if not path.is_file():
         raise TaskError(f"task.path: {path} is not a file (looked in {Path.cwd()})")
     items: list[TaskItem] = []
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES + 1), b""), start=1):
+                where = f"{path}, line {number}"
+                if number == 1:
+                    _check_format(line, path)
                 if len(line) > MAX_LINE_BYTES:
-                    raise TaskError(f"{path}, line {number}: longer than {MAX_LINE_BYTES} bytes")
-                if line.strip():
-                    record = _read_record(line, f"{path}, line {number}")
-                    where = f"{path}, line {number}"
+                    raise TaskError(f"{where}: longer than {MAX_LINE_BYTES >> 20} MiB")
+                if line_content(line):
+                    record = read_record(line, where)
                     items.append(_build_item(len(items), record, prompt_field, answer_field, where))
     except OSError as error:
         raise TaskError(f"task.path: {path} cannot be read: {error.strerror}") from error
@@ -78,18 +95,16 @@ def _read_items(path: Path, prompt_field: str, answer_field: str) -> list[TaskIt
     return items
 
 
-def _read_record(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line.decode("utf-8-sig").strip())
-    except UnicodeDecodeError as error:
-        raise TaskError(f"{where}: not UTF-8 (byte {error.start}: {error.reason})") from error
-    except json.JSONDecodeError as error:
-        raise TaskError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
-    except (ValueError, RecursionError) as error:
-        raise TaskError(f"{where}: not usable JSON ({error})") from error
-    if not isinstance(record, dict):
-        raise TaskError(f"{where}: expected a JSON object, got {type(record).__name__}")
-    return record
+def _check_format(start: bytes, path: Path) -> None:
+    """Raise TaskError for a file that is evidently something else."""
+    for magic, what in FORMATS.items():
+        if start.startswith(magic):
+            raise TaskError(f"task.path: {path} is {what}; expected text with one JSON object per line")
+    if line_content(start).startswith(b"["):
+        raise TaskError(
+            f"task.path: {path} starts with [: it is a JSON array; expected one JSON object per line, as in "
+            f"jq -c '.[]' {path.name} > items.jsonl"
+        )
 
 
 def _build_item(
@@ -100,17 +115,20 @@ def _build_item(
             present = ", ".join(sorted(record)) or "none"
             raise TaskError(f"{where}: field {name!r} ({config_key}) is missing; the object has: {present}")
     answer = record[answer_field]
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
-        raise TaskError(
-            f"{where}: field {answer_field!r} must be text or a number, got {type(answer).__name__}"
-        )
-    metadata = {key: value for key, value in record.items() if key not in (prompt_field, answer_field)}
-    prompt = _read_prompt(record[prompt_field], prompt_field, where)
-    try:
-        json.dumps(record, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise TaskError(f"{where}: contains a lone surrogate, which cannot be encoded as UTF-8") from error
-    return TaskItem(index=index, prompt=prompt, answer=str(answer), metadata=metadata)
+    if not isinstance(answer, str | WrittenNumber):
+        raise TaskError(f"{where}: field {answer_field!r} must be text or a number, got {json_name(answer)}")
+    metadata = {
+        key: plain_value(value, f"{where}: field {key!r}")
+        for key, value in record.items()
+        if key not in (prompt_field, answer_field)
+    }
+    return TaskItem(
+        index=index,
+        prompt=_read_prompt(record[prompt_field], prompt_field, where),
+        answer=answer if isinstance(answer, str) else answer.text,
+        metadata=metadata,
+        source=where,
+    )
 
 
 def _read_prompt(value: Any, field: str, where: str) -> str | tuple[Message, ...]:
@@ -131,7 +149,7 @@ def _read_prompt(value: Any, field: str, where: str) -> str | tuple[Message, ...
     if not is_chat:
         raise TaskError(
             f'{where}: field {field!r} must be text or a list of {{"role": ..., "content": ...}} with text, '
-            f"got {type(value).__name__}"
+            f"got {json_name(value)}"
         )
     return tuple({"role": message["role"], "content": message["content"]} for message in value)
 

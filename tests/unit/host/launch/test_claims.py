@@ -10,7 +10,7 @@ import pytest
 
 from leeway.config.load import build_config
 from leeway.errors import UsageError
-from leeway_host.launch.claims import check_checkpoint, claimed, default_out
+from leeway_host.launch.claims import check_checkpoint, claimed, default_out, only_export_is_left
 from leeway_host.launch.local import LocalRun
 
 CONFIG = build_config({"task": {"kind": "digits"}, "name": "t", "model": {"name": "tiny"}})
@@ -18,8 +18,10 @@ CONFIG = build_config({"task": {"kind": "digits"}, "name": "t", "model": {"name"
 
 def checkpoint(out: Path, **change: object) -> None:
     state = {"ranks": 1, "zero_stage": 0, "dtype": "bfloat16", "model": "tiny", "next_batch": 5, **change}
+    state |= {"version": 1, "published_at": 4, "epoch": 1}
     directory = out / "checkpoints" / "step-000005"
-    directory.mkdir(parents=True)
+    (directory / "deepspeed").mkdir(parents=True)
+    (directory / "deepspeed" / "weights.pt").write_text("weights")
     (directory / "leeway.json").write_text(json.dumps(state))
     (out / "checkpoints" / "latest").write_text("step-000005\n")
 
@@ -67,6 +69,13 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> Non
             check_checkpoint(out, CONFIG)
     done = tmp_path / "done"
     checkpoint(done, next_batch=20)
+    assert check_checkpoint(done, CONFIG) is True  # its model was not exported
+    assert only_export_is_left(done, CONFIG)
+    (done / "model").mkdir()
+    (done / "model" / "config.json").write_text("{}")
+    assert only_export_is_left(done, CONFIG)
+    (done / "model" / "model.safetensors").write_text("")
+    assert not only_export_is_left(done, CONFIG)
     with pytest.raises(UsageError, match="20 of trainer.steps=20 steps are already done"):
         check_checkpoint(done, CONFIG)
 

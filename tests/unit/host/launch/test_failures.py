@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from leeway.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_POISONED, EXIT_STALLED, EXIT_USAGE, StalledError
-from leeway_host.launch.failures import service_failure
+from leeway.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_POISONED, EXIT_STALLED, EXIT_USAGE, UsageError
+from leeway.process import stop_signals
+from leeway_host.launch.failures import RunFailed, find_reason, service_failure
 from leeway_host.launch.interrupt import Interrupted, StopRequest
 from leeway_host.launch.services import Service
 
@@ -34,20 +35,47 @@ def test_a_failure_names_the_service_its_end_and_its_log(
     tmp_path: Path, code: int, exit_code: int, words: str
 ) -> None:
     failed = service(tmp_path, "sampler-0", "first\nthe cause\n")
-    error = service_failure(failed, code, "\na hint", [])
+    error = service_failure(failed, code, [])
     assert error.exit_code == exit_code
-    assert isinstance(error, StalledError) == (code == EXIT_STALLED)
     text = str(error)
-    assert words in text and "the cause" in text and text.endswith("a hint")
+    assert words in text and "the cause" in text
+    assert error.process == "sampler-0"
     assert str(failed.log_path) in text
 
 
 def test_a_poisoned_ticket_shows_the_samplers_that_it_killed(tmp_path: Path) -> None:
     failed, killed, calm = (service(tmp_path, f"sampler-{i}", f"log of {i}") for i in range(3))
     killed.restarts = 1
-    text = str(service_failure(failed, EXIT_POISONED, "", [failed, killed, calm]))
+    text = str(service_failure(failed, EXIT_POISONED, [failed, killed, calm]))
     assert "log of 1" in text and "which was restarted" in text and "log of 2" not in text
-    assert "log of 1" not in str(service_failure(failed, 1, "", [failed, killed, calm]))
+    assert "log of 1" not in str(service_failure(failed, 1, [failed, killed, calm]))
+
+
+def test_a_traceback_is_shown_only_with_debug(tmp_path: Path) -> None:
+    log = '21:10:03 INFO x\nTraceback (most recent call last):\n  File "x.py", line 1\nValueError: planted\n'
+    failed = service(tmp_path, "trainer", log)
+    assert "Traceback" not in str(service_failure(failed, 1, []))
+    assert "ended (exit code 1): ValueError: planted" in str(service_failure(failed, 1, []))
+    assert "Traceback" in str(service_failure(failed, 1, [], details=True))
+
+
+@pytest.mark.parametrize(
+    ("error", "resumable", "reason"),
+    [
+        (UsageError("bad value"), True, ("launcher", "bad value", "correct this, and start the run again")),
+        (Interrupted("stopped by SIGINT"), True, ("launcher", "stopped by SIGINT", "leeway run --resume o")),
+        (KeyError("x"), False, ("launcher", "KeyError: 'x'", "start the run again (logs: o/logs)")),
+        (
+            RunFailed("long", process="redis", cause="failed for 5 s: no"),
+            True,
+            ("redis", "failed for 5 s: no", "check the Redis server, then leeway run --resume o"),
+        ),
+    ],
+)
+def test_every_error_has_a_process_a_cause_and_a_next_step(
+    error: Exception, resumable: bool, reason: tuple[str, str, str]
+) -> None:
+    assert tuple(find_reason(error, Path("o"), resumable=resumable).as_dict().values()) == reason
 
 
 def test_a_signal_is_remembered_until_it_is_checked() -> None:
@@ -68,3 +96,17 @@ def test_an_immediate_signal_interrupts_at_once() -> None:
             signal.raise_signal(signal.SIGINT)
         with pytest.raises(Interrupted):
             stop.check()
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_an_ignored_signal_stays_ignored(number: signal.Signals) -> None:
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            signal.raise_signal(number)
+            stop.check()
+            expected = (signal.SIGTERM,) if number == signal.SIGINT else (signal.SIGTERM, signal.SIGINT)
+            assert stop_signals() == expected
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)

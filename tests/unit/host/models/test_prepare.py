@@ -1,27 +1,43 @@
 """From model.name to a directory: what is refused, and how."""
 
 import json
+import shutil
+from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from leeway.config import ModelConfig
 from leeway.tasks import task_config
 from leeway_host.models import ModelError, default_cache_dir, prepare_model
 from leeway_host.models.base import publish_dir
+from leeway_host.models.tiny import TinyParams, build_model, build_tokenizer
 
 
-def model_dir(path):
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A random model of one layer, whole."""
+    directory = tmp_path_factory.mktemp("tiny")
+    tokenizer = build_tokenizer(128)
+    params = TinyParams(hidden=32, layers=1, heads=2)
+    build_model(params, tokenizer, 64, seed=0).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def directory(tiny, tmp_path):
+    return Path(shutil.copytree(tiny, tmp_path / "model"))
+
+
+def publish_by_hand(path):
     path.mkdir()
     (path / "config.json").write_text("{}")
-    (path / "tokenizer.json").write_text("{}")
-    save_file({"w": np.zeros(2, np.float32)}, path / "model.safetensors")
+    (path / "model.safetensors").write_text("")
     return path
 
 
-def test_local_directory_is_used_as_it_is(tmp_path):
-    directory = model_dir(tmp_path / "model")
+def test_local_directory_is_used_as_it_is(directory, tmp_path):
     assert prepare_model(ModelConfig(name=str(directory)), tmp_path / "cache") == directory
     assert not (tmp_path / "cache").exists()
 
@@ -31,14 +47,42 @@ def test_local_directory_is_used_as_it_is(tmp_path):
     [
         ("config.json", b"{", "config.json cannot be read"),
         ("model.safetensors", b"\0" * 20, "model.safetensors cannot be read"),
-        ("tokenizer.json", None, "has no tokenizer"),
+        ("tokenizer.json", b"{}", "has no usable tokenizer"),
+        ("generation_config.json", b"[", "generation_config.json cannot be read"),
+        (
+            "generation_config.json",
+            b'{"eos_token_id": 900}',
+            "eos_token_id is 900, but the embedding",
+        ),
+        ("config.json", b'{"model_type": "no_such"}', "not a causal language model that can be loaded"),
     ],
 )
-def test_damaged_directories_are_refused_before_anything_starts(tmp_path, name, content, message):
-    directory = model_dir(tmp_path / "model")
+def test_damaged_directories_are_refused_before_anything_starts(directory, tmp_path, name, content, message):
     (directory / name).unlink() if content is None else (directory / name).write_bytes(content)
     with pytest.raises(ModelError, match=message):
         prepare_model(ModelConfig(name=str(directory)), tmp_path)
+
+
+def test_a_directory_without_tokenizer_is_refused(directory, tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (directory / name).unlink()
+    with pytest.raises(ModelError, match="has no tokenizer"):
+        prepare_model(ModelConfig(name=str(directory)), tmp_path)
+
+
+def test_missing_tensors_and_tokens_without_rows_are_refused(directory, tmp_path):
+    file, config = directory / "model.safetensors", ModelConfig(name=str(directory))
+    tensors = load_file(file)
+    save_file({k: v for k, v in tensors.items() if "mlp" not in k}, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"3 tensors are missing.*model\.layers\.0\.mlp\.down_proj\.weight"):
+        prepare_model(config, tmp_path)
+    assert prepare_model(config, tmp_path, tokenizer_only=True) == directory
+    save_file(tensors, file, metadata={"format": "pt"})
+    tokenizer = build_tokenizer(128)
+    tokenizer.add_tokens(["<x0>"])
+    tokenizer.save_pretrained(directory)
+    with pytest.raises(ModelError, match="the tokenizer has 129 tokens, the embedding 128 rows"):
+        prepare_model(config, tmp_path, tokenizer_only=True)
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path):
@@ -84,10 +128,9 @@ def test_hub_that_cannot_be_reached_is_one_clear_line(tmp_path, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
-def test_hub_model_is_checked_like_a_directory(tmp_path, monkeypatch):
+def test_hub_model_is_checked_like_a_directory(directory, tmp_path, monkeypatch):
     import huggingface_hub
 
-    directory = model_dir(tmp_path / "snapshot")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(directory))
     assert prepare_model(ModelConfig(name="some/model"), tmp_path) == directory
 
@@ -127,7 +170,7 @@ def test_publish_keeps_what_another_process_published_first(tmp_path):
     target = tmp_path / "model"
     with publish_dir(target) as directory:
         (directory / "config.json").write_text(json.dumps({"by": "us"}))
-        model_dir(target)
+        publish_by_hand(target)
         (target / "config.json").write_text(json.dumps({"by": "them"}))
     assert json.loads((target / "config.json").read_text()) == {"by": "them"}
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -1,0 +1,29 @@
+"""`python -m leeway_host.preflight.reward`: the reward of one response, under the limits of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from leeway.config import RunConfig
+from leeway.findings import Finding, run_trial
+from leeway.rewards import check_reward
+from leeway.tasks import load_task
+
+CHECK = "reward"
+
+
+def try_reward(config: RunConfig, model: str) -> Iterator[Finding | str]:
+    """Score the first item's own answer as a response. Raises TaskError when that fails."""
+    yield "loading the task"
+    task = load_task(config.task)
+    yield f"scoring one response with {config.task.reward}"
+    started = time.monotonic()
+    value = check_reward(config.task, task)
+    seconds = time.monotonic() - started
+    text = f"{config.task.reward}: item 0 answered with its own answer gives {value:g}"
+    yield Finding("ok", CHECK, f"{text} ({seconds:.1f} s with the start of the process)")
+
+
+if __name__ == "__main__":
+    run_trial(CHECK, try_reward)

@@ -1,0 +1,79 @@
+"""Prompts through real tokenizers: too long, outside the vocabulary, with special tokens of their own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from preflight_support import config_of, levels, text_of
+from tokenizers import processors
+
+from leeway.tasks import load_task
+from leeway_host.models.tiny import build_tokenizer
+from leeway_host.preflight.prompts import check_prompts, sample_items
+
+
+@pytest.fixture
+def tokenizer() -> Any:
+    return build_tokenizer(128)
+
+
+def lines(path: Path, *prompts: str) -> dict[str, Any]:
+    """A JSONL task with these prompts."""
+    path.write_text("".join(json.dumps({"prompt": text, "answer": "1"}) + "\n" for text in prompts))
+    return {"kind": "jsonl", "path": str(path)}
+
+
+def check(tokenizer: Any, task: dict[str, Any] | None = None, **sections: Any) -> list[Any]:
+    config = config_of(**({"task": task} if task else {}), **sections)
+    return list(check_prompts(config, tokenizer, load_task(config.task), 128))
+
+
+def test_good_prompts(tokenizer: Any) -> None:
+    found = check(tokenizer)
+    assert levels(found) == {"ok"} and "plain text" in text_of(found)
+
+
+def test_the_longest_prompt_counts(tokenizer: Any, tmp_path: Path) -> None:
+    task = lines(tmp_path / "a.jsonl", "1", "2", "x" * 50, "3")
+    sections = {"model": {"max_length": 60}, "sampling": {"max_new_tokens": 20}}
+    found = check(tokenizer, task, **sections)
+    assert levels(found) == {"error"}
+    assert "item 2: 50 tokens + sampling.max_new_tokens=20 exceed model.max_length=60" in text_of(found)
+    assert "70 or more" in text_of(found)
+
+
+def test_a_token_without_a_row_in_the_embedding(tokenizer: Any, tmp_path: Path) -> None:
+    tokenizer.add_tokens(["<x1>", "<x2>"])
+    found = check(tokenizer, lines(tmp_path / "a.jsonl", "1", "say <x2>"))
+    assert levels(found) == {"error"}
+    assert "item 1: token '<x2>' has id 129, the model's embedding has 128 rows" in text_of(found)
+    assert "(the tokenizer has 130 tokens)" in text_of(found)
+
+
+def test_a_tokenizer_that_ends_every_prompt(tokenizer: Any) -> None:
+    inner = tokenizer.backend_tokenizer
+    inner.post_processor = processors.TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 1)])
+    assert tokenizer.encode("1")[-1] == 1, "the tokenizer does not append: the test shows nothing"
+    found = check(tokenizer)
+    assert levels(found) == {"warning", "ok"} and "appends '<eos>'" in text_of(found), text_of(found)
+
+
+def test_no_end_token(tokenizer: Any) -> None:
+    tokenizer.eos_token = None
+    assert "no end token" in text_of(check(tokenizer))
+
+
+def test_a_broken_chat_template(tokenizer: Any) -> None:
+    tokenizer.chat_template = "{{ raise_exception('system role not supported') }}"
+    found = check(tokenizer)
+    assert levels(found) == {"error"}
+    assert "item 0" in text_of(found) and "system role not supported" in text_of(found)
+
+
+@pytest.mark.parametrize("size", [1, 2, 199, 200, 201, 5000])
+def test_the_sample(size: int) -> None:
+    items = sample_items(size)
+    assert items[0] == 0 and items[-1] == size - 1 and len(items) == min(size, 200)
