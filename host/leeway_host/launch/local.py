@@ -7,7 +7,7 @@ prepare    check environment, ports and task; start or find the server          
 start      controller, trainer, samplers                                        commands.py, fleet.py
 watch      every 0.2 s until the trainer is done:                               below
                keep the embedded server alive                                   server.py
-               reports, verdicts, heartbeats -> metrics.jsonl, table            follow.py
+               reports, verdicts, heartbeats -> metrics.jsonl, table            stream_follower.py
                restart what may be restarted, scale                             fleet.py
            ends early with: a signal, a service that fails, no progress, no server
 stop       samplers drain, what is left is killed; summary.json is written in every case
@@ -40,10 +40,10 @@ from leeway_host.launch.environment import require_environment
 from leeway_host.launch.export import export_run
 from leeway_host.launch.failures import SERVER, RunFailed, describe_error, find_reason
 from leeway_host.launch.fleet import Fleet
-from leeway_host.launch.follow import Follower
 from leeway_host.launch.interrupt import StopRequest
 from leeway_host.launch.record import Recorder, write_atomic
 from leeway_host.launch.server import RunServer, run_server
+from leeway_host.launch.stream_follower import Follower
 from leeway_host.launch.table import View, open_view
 from leeway_host.preflight import require_ready
 

@@ -1,7 +1,7 @@
 """A small Qwen3-architecture model with a character tokenizer, built from scratch in less than a minute.
 
 It is large enough to learn the built-in digits task, and small enough that a run through every part of the
-system takes a minute or two on two cores. Supervised steps on the task's items (`warmup.py`) bring it to
+system takes a minute or two on two cores. Supervised steps on the task's items (`tiny_warmup.py`) bring it to
 `target_accuracy`, from which reinforcement learning starts.
 """
 
@@ -142,7 +142,7 @@ def _make(
 ) -> None:
     import torch
 
-    from leeway_host.models.warmup import warm_up
+    from leeway_host.models.tiny_warmup import warm_up
 
     with quiet_libraries():
         tokenizer = build_tokenizer(params.vocab)
