@@ -36,6 +36,11 @@ class RunState(BaseModel):
     """A version that a verdict asked for and the trainer has not published yet."""
     finished: bool = False
 
+    @property
+    def newest(self) -> int:
+        """The newest version that was published; -1 before the first."""
+        return max(v for v in (self.current, self.pending, -1) if v is not None)
+
     @classmethod
     def load(cls, client: redis.Redis, keys: Keys, *, budget_s: float) -> Self:
         """The stored state; the initial one if there is none. Raises MessageError, RedisUnavailable."""

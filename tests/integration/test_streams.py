@@ -11,6 +11,7 @@ import redis
 
 from leeway.messages import Event, EventHeader, decode
 from leeway.streams import Consumer, Keys, RedisRefused, RedisUnavailable, Tail, append, connect, retrying
+from leeway.streams.consumer import PAGE
 from leeway_host.redis_server import EmbeddedRedis
 
 
@@ -167,6 +168,81 @@ def test_a_reply_that_is_lost_on_the_way_is_read_again(
     assert not LosesReplies.armed
     assert texts(got + reader.read(5, 0.1)) == ["w"]
     assert reader.read(5, 0.05) == []
+
+
+def fill(client: redis.Redis, keys: Keys, count: int, size: int = 1) -> None:
+    with client.pipeline(transaction=False) as pipe:
+        for number in range(count):
+            pipe.xadd(keys.tickets, {"number": number, "payload": b"x" * size})
+        pipe.execute()
+
+
+def read_all(reader: Consumer, count: int) -> list[int]:
+    found: list[int] = []
+    while entries := reader.read(count, 0.05):
+        found += [int(entry.fields[b"number"]) for entry in entries]
+    return found
+
+
+def test_reconnects_are_not_deliveries_and_a_restart_is_one(
+    redis_server: EmbeddedRedis, client: redis.Redis, keys: Keys
+) -> None:
+    def counts() -> list[int]:
+        return [p["times_delivered"] for p in client.xpending_range(keys.tickets, "g", "-", "+", 10)]
+
+    other = connect(redis_server.url)
+    a = consumer(other, keys)
+    fill(client, keys, 3)
+    held = a.read(3, 0.1)
+    for _ in range(3):
+        client.client_kill_filter(_type="normal", skipme=True)
+        assert a.read(3, 0.05) == []
+    assert counts() == [1, 1, 1]
+    assert set(a.deliveries(held).values()) == {1}
+    again = consumer(other, keys)  # the process died and was restarted
+    held = again.read(2, 0.1)
+    client.client_kill_filter(_type="normal", skipme=True)
+    held += again.read(2, 0.1)
+    assert again.read(2, 0.05) == []
+    assert counts() == [2, 2, 2]
+    assert list(again.deliveries(held).values()) == [2, 2, 2]
+    (stolen, *_) = consumer(other, keys, "b").claim_stale(0.0, 1)
+    assert consumer(other, keys, "b").deliveries([stolen]) == {stolen.id: 3}
+    other.close()
+
+
+def test_a_lost_reply_among_many_pending_entries_is_found(
+    redis_server: EmbeddedRedis, client: redis.Redis, keys: Keys
+) -> None:
+    retry = connect(redis_server.url).connection_pool.connection_kwargs["retry"]
+    pool = redis.ConnectionPool.from_url(redis_server.url, connection_class=LosesReplies, retry=retry)
+    reader = consumer(redis.Redis(connection_pool=pool), keys)
+    fill(client, keys, 10 * PAGE + 500)
+    assert len(reader.read(10 * PAGE + 100, 0.1)) == 10 * PAGE + 100
+    LosesReplies.armed = True
+    assert read_all(reader, 64) == list(range(10 * PAGE + 100, 10 * PAGE + 500))
+    assert not LosesReplies.armed
+
+
+def test_a_restarted_consumer_reads_what_is_pending_once(client: redis.Redis, keys: Keys) -> None:
+    def sent() -> int:
+        return int(client.info("stats")["total_net_output_bytes"])
+
+    count, size = 2 * PAGE, 2_000
+    fill(client, keys, count, size)
+    assert len(consumer(client, keys).read(count, 0.1)) == count
+    before = sent()
+    assert read_all(consumer(client, keys), 64) == list(range(count))
+    assert sent() - before < 1.5 * count * size
+
+
+def test_stale_entries_behind_many_fresh_ones_are_claimed(client: redis.Redis, keys: Keys) -> None:
+    fill(client, keys, 200)
+    a = consumer(client, keys, "a")
+    held = [entry.id for entry in a.read(200, 0.1)]
+    time.sleep(0.3)
+    a.refresh(held[:-1])
+    assert [entry.id for entry in consumer(client, keys, "b").claim_stale(0.2, 2)] == held[-1:]
 
 
 def test_other_errors_are_not_retried(client: redis.Redis) -> None:

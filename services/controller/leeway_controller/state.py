@@ -31,11 +31,12 @@ class ControllerState(RunState):
 
     def published(self, epoch: int, version: int, step: int, at: float, digest: str = "") -> Self:
         """A manifest: batches from `step` on are drawn under `version`."""
-        known = max(v for v in (self.current, self.pending, -1) if v is not None)
-        if epoch != self.epoch or version <= known:
+        if epoch != self.epoch or version <= self.newest:
             return self
         change: dict[str, object] = {"pending": version, "pending_since": at, "digest": digest}
-        change |= {"awaiting": None, "next_issue": step}
+        change["next_issue"] = max(step, self.next_step)
+        if self.awaiting is not None and version >= self.awaiting:
+            change["awaiting"] = None
         return self.model_copy(update=change)
 
     def committed(self) -> Self:
@@ -47,13 +48,16 @@ class ControllerState(RunState):
         if report.epoch != self.epoch or report.step < self.next_step:
             return self
         change: dict[str, int | None] = {"next_step": report.step + 1}
-        if decision.action == "resync":
+        # A trainer that had no verdict in time may have published it already.
+        if decision.action == "resync" and report.version + 1 > self.newest:
             change["awaiting"] = report.version + 1
         return self.model_copy(update=change)
 
     def kept(self, report: ReportHeader) -> Self:
         """The trainer could not publish the requested version: the old one stays current."""
-        return self.model_copy(update={"awaiting": None}) if report.epoch == self.epoch else self
+        if report.epoch != self.epoch or report.step < self.next_step:  # repeated
+            return self
+        return self.model_copy(update={"awaiting": None})
 
     def ended(self, report: ReportHeader) -> Self:
         """The trainer has finished the run."""

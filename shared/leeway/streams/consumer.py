@@ -11,12 +11,16 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError
 from redis.retry import Retry
 
-from leeway.streams.entries import Entry, block_ms, id_order, parse_entries
+from leeway.streams.entries import Entry, block_ms, parse_entries
 from leeway.streams.retry import LOST, retrying
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+PAGE = 1000
+"""Pending entries that are looked at in one call."""
 
 
 class Consumer:
@@ -25,6 +29,10 @@ class Consumer:
     `read` returns each entry once; entries stay pending until `ack`. After a lost connection the next `read`
     first returns pending entries that it has not returned yet. All methods raise RedisUnavailable after
     `budget_s` seconds without the server.
+
+    An entry's delivery count grows when it is read for the first time, when its consumer restarts, and when
+    another consumer claims it: one less than it is the number of processes that ended or went silent while
+    they held the entry. Lost connections and lost replies do not count.
     """
 
     def __init__(
@@ -36,7 +44,12 @@ class Consumer:
         self.stream, self.group, self.name = stream, group, name
         self.budget_s = budget_s
         self.held: set[bytes] = set()
-        self._recover = True
+        self._recovered_to: bytes | None = b"-"
+        """Where in the list of own pending entries the search for unreturned ones is; None: at its end."""
+        self._restarted = True
+        """What the search finds was delivered to an earlier process of this name."""
+        self._counts: dict[bytes, int] = {}
+        """What the counts of an earlier process's entries were raised to."""
         self.ensure()
 
     def ensure(self) -> None:
@@ -56,7 +69,7 @@ class Consumer:
             try:
                 return call()
             except LOST:
-                self._recover = True
+                self._recovered_to = b"-"
                 raise
             except ResponseError as exc:
                 if "NOGROUP" not in str(exc):
@@ -67,25 +80,81 @@ class Consumer:
 
         return retrying(guarded, budget_s=self.budget_s, what=f"reading {self.stream}")
 
-    def _read_from(self, start: str, count: int, block: int | None) -> list[Entry]:
-        reply = self.client.xreadgroup(self.group, self.name, {self.stream: start}, count=count, block=block)
-        return parse_entries(cast(Any, reply)[0][1], again=start != ">") if reply else []
-
     def read(self, count: int, block_s: float = 1.0) -> list[Entry]:
         """Up to `count` entries; waits at most `block_s` seconds for the first (0: does not wait)."""
 
         def read() -> list[Entry]:
-            if self._recover:
-                pending = self._read_from("0", 10_000, None)
-                lost = [entry for entry in pending if entry.id not in self.held][:count]
-                if lost:
-                    return lost
-                self._recover = False
-            return self._read_from(">", count, block_ms(self.client, block_s) if block_s else None)
+            lost = self._find_unreturned(count)
+            if lost:
+                return lost
+            block = block_ms(self.client, block_s) if block_s else None
+            reply = self.client.xreadgroup(
+                self.group, self.name, {self.stream: ">"}, count=count, block=block
+            )
+            return parse_entries(cast(Any, reply)[0][1]) if reply else []
 
         entries = self._call(read)
         self.held.update(entry.id for entry in entries)
         return entries
+
+    def _find_unreturned(self, count: int) -> list[Entry]:
+        """Up to `count` entries that are pending for this consumer and were not returned yet.
+
+        Reads the list of pending entries page by page and only those entries that are missing: XREADGROUP
+        would send all of them, and count each as delivered again.
+        """
+        while self._recovered_to is not None:
+            page = self._pending(self._recovered_to, b"+", PAGE)
+            missing = [p["message_id"] for p in page if p["message_id"] not in self.held]
+            chosen = missing[:count]
+            if self._restarted:
+                times = {p["message_id"]: p["times_delivered"] for p in page}
+                self._raise_counts({entry_id: times[entry_id] + 1 for entry_id in chosen})
+            entries = self._fetch(chosen)
+            if len(chosen) < len(missing):
+                self._recovered_to = b"(" + chosen[-1]
+            elif len(page) == PAGE:
+                self._recovered_to = b"(" + page[-1]["message_id"]
+            else:
+                self._recovered_to, self._restarted = None, False
+                self._counts.clear()
+            if entries:
+                return entries
+        return []
+
+    def _pending(self, first: bytes, last: bytes, count: int) -> list[dict[str, Any]]:
+        return cast(
+            Any,
+            self.client.xpending_range(
+                self.stream, self.group, cast(Any, first), cast(Any, last), count, consumername=self.name
+            ),
+        )
+
+    def _raise_counts(self, counts: dict[bytes, int]) -> None:
+        """Set delivery counts of entries that an earlier process of this name held.
+
+        Whoever repeats it after a lost connection sets the same counts again.
+        """
+        with self.client.pipeline(transaction=False) as pipe:
+            for entry_id, count in counts.items():
+                pipe.xclaim(
+                    self.stream,
+                    self.group,
+                    self.name,
+                    0,
+                    [entry_id],
+                    retrycount=self._counts.setdefault(entry_id, count),
+                    justid=True,
+                )
+            pipe.execute()
+
+    def _fetch(self, ids: Sequence[bytes]) -> list[Entry]:
+        """The entries with these ids, without those that were deleted."""
+        with self.client.pipeline(transaction=False) as pipe:
+            for entry_id in ids:
+                pipe.xrange(self.stream, entry_id, entry_id)
+            found: list[Any] = pipe.execute()
+        return parse_entries([raw for reply in found for raw in reply], again=True)
 
     def ack(self, ids: Sequence[bytes], *, delete: bool = True) -> None:
         """Acknowledge entries whose effect is durable; `delete` also removes them (one group per stream)."""
@@ -122,27 +191,40 @@ class Consumer:
     def deliveries(self, entries: Sequence[Entry]) -> dict[bytes, int]:
         """How often each of this consumer's pending `entries` was delivered, at least 1."""
         found = {entry.id: 1 for entry in entries}
-        asked = sorted((entry.id for entry in entries if entry.again), key=id_order)
+        asked = [entry.id for entry in entries if entry.again]
+
+        def ask() -> list[Any]:
+            with self.client.pipeline(transaction=False) as pipe:
+                for entry_id in asked:
+                    pipe.xpending_range(
+                        self.stream, self.group, entry_id, entry_id, 1, consumername=self.name
+                    )
+                return cast("list[Any]", pipe.execute())
+
         if asked:
-            pending: Any = self._call(
-                lambda: self.client.xpending_range(
-                    self.stream, self.group, asked[0], asked[-1], 10_000, consumername=self.name
-                )
-            )
+            pending = [p for reply in self._call(ask) for p in reply]
             found.update((p["message_id"], p["times_delivered"]) for p in pending)
         return found
 
     def claim_stale(self, idle_s: float, count: int) -> list[Entry]:
         """Take over up to `count` entries that had no heartbeat for `idle_s` seconds."""
+        entries: list[Entry] = []
+        start: Any = b"0-0"
+        while True:
+            start, raw = self._claim_page(idle_s, count - len(entries), start)
+            entries += [entry for entry in parse_entries(raw, again=True) if entry.id not in self.held]
+            self.held.update(entry.id for entry in entries)
+            if start == b"0-0" or len(entries) >= count:
+                return entries
+
+    def _claim_page(self, idle_s: float, count: int, start: bytes) -> tuple[bytes, Any]:
+        """One look at some ten times `count` pending entries from `start`; also where the next one starts."""
         reply = self._call(
             lambda: self.client.xautoclaim(
-                self.stream, self.group, self.name, int(idle_s * 1000), start_id="0-0", count=count
+                self.stream, self.group, self.name, int(idle_s * 1000), start_id=cast(Any, start), count=count
             )
         )
-        claimed = parse_entries(cast(Any, reply)[1], again=True)
-        entries = [entry for entry in claimed if entry.id not in self.held]
-        self.held.update(entry.id for entry in entries)
-        return entries
+        return cast(Any, reply)[0], cast(Any, reply)[1]
 
 
 def _without_silent_retries(client: redis.Redis) -> redis.Redis:

@@ -24,12 +24,6 @@ def parse_entries(raw: Iterable[tuple[bytes, Fields | None]], again: bool = Fals
     return [Entry(entry_id, dict(fields), again) for entry_id, fields in raw if fields]
 
 
-def id_order(entry_id: bytes) -> tuple[int, int]:
-    """Sorting key of entry ids, `<milliseconds>-<number>`."""
-    milliseconds, _, number = entry_id.partition(b"-")
-    return int(milliseconds), int(number)
-
-
 def block_ms(client: redis.Redis, block_s: float) -> int:
     """Milliseconds that a read may block: it must end before the socket times out, or its entries are
     delivered to a connection that is already closed.
