@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -243,6 +246,55 @@ def test_stale_entries_behind_many_fresh_ones_are_claimed(client: redis.Redis, k
     time.sleep(0.3)
     a.refresh(held[:-1])
     assert [entry.id for entry in consumer(client, keys, "b").claim_stale(0.2, 2)] == held[-1:]
+
+
+def too_few_replicas(server: EmbeddedRedis, on: bool) -> None:
+    connect(server.url).config_set("min-replicas-to-write", int(on))
+
+
+def full_disk(server: EmbeddedRedis, on: bool) -> None:
+    """A save that fails stops all writes, until one succeeds."""
+    # Not `connect`: a server with a full disk refuses even PING.
+    client, obstacle = redis.Redis.from_url(server.url), server.log_path.parent / "dump.rdb" / "obstacle"
+    if on:
+        obstacle.parent.unlink(missing_ok=True)
+        obstacle.mkdir(parents=True)
+    else:
+        shutil.rmtree(obstacle.parent)
+    client.config_set("save", "3600 1")
+    while (client.info("persistence")["rdb_last_bgsave_status"] == "ok") is on:
+        with contextlib.suppress(redis.ResponseError):  # one is in progress
+            client.bgsave()
+        time.sleep(0.05)
+
+
+def demoted(server: EmbeddedRedis, on: bool) -> None:
+    connect(server.url).execute_command("REPLICAOF", *(("127.0.0.1", "1") if on else ("NO", "ONE")))
+
+
+@pytest.mark.parametrize("trouble", [too_few_replicas, full_disk, demoted])
+def test_a_server_that_refuses_writes_for_a_while_is_waited_for(
+    trouble: Callable[[EmbeddedRedis, bool], None], keys: Keys
+) -> None:
+    with EmbeddedRedis(maxmemory_mib=64) as server:
+        client = connect(server.url)
+        reader = consumer(client, keys)
+        append(client, keys.tickets, event("w"))
+        trouble(server, True)
+        with pytest.raises(RedisUnavailable, match="failed for"):
+            append(client, keys.tickets, event("x"), budget_s=0.5)
+        threading.Timer(0.5, trouble, (server, False)).start()
+        append(client, keys.tickets, event("x"), budget_s=20)
+        trouble(server, True)
+        threading.Timer(0.5, trouble, (server, False)).start()
+        entries = Consumer(client, keys.tickets, "g", "b", budget_s=20).read(5, 0.1)
+        assert texts(entries) == ["w", "x"]
+        trouble(server, True)
+        threading.Timer(0.5, trouble, (server, False)).start()
+        reader = Consumer(client, keys.tickets, "g", "b", budget_s=20)
+        reader.ack([entry.id for entry in entries])
+        assert client.xlen(keys.tickets) == 0
+        client.close()
 
 
 def test_other_errors_are_not_retried(client: redis.Redis) -> None:

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, ReadOnlyError, ResponseError
 from redis.retry import Retry
 
 from leeway.config.load import redact_url
@@ -34,6 +34,9 @@ def connect(
             health_check_interval=15,
             client_name=name,
             retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=1),
+            # A server that became a replica: the address may lead to the new primary, but this connection
+            # does not.
+            retry_on_error=[ReadOnlyError],
         )
     except ValueError as exc:
         raise RedisRefused(

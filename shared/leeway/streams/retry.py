@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import redis
-from redis.exceptions import AuthenticationError, OutOfMemoryError
+from redis.exceptions import (
+    AuthenticationError,
+    ClusterDownError,
+    MasterDownError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from leeway.errors import LeewayError
@@ -16,6 +25,12 @@ log = logging.getLogger(__name__)
 
 LOST = (redis.ConnectionError, redis.TimeoutError)
 """Errors of a connection that was lost; whether the server executed the call is unknown."""
+NOT_NOW = (OutOfMemoryError, ReadOnlyError, ClusterDownError, MasterDownError, TryAgainError)
+"""Errors of a server that is full, a replica, or in a failover: it executed nothing, and will later."""
+NOT_NOW_CODE = re.compile(r"\b(MISCONF|NOREPLICAS|UNBLOCKED|BUSY)\b")
+"""Codes of such errors that have no class of their own: a full disk, too few replicas, a read that a failover
+ended, a script that takes long.
+"""
 T = TypeVar("T")
 
 
@@ -27,11 +42,13 @@ def _is_transient(error: BaseException) -> bool:
     # A refused password or certificate is a ConnectionError in redis-py, but waiting does not help.
     if isinstance(error, AuthenticationError) or "CERTIFICATE_VERIFY_FAILED" in str(error):
         return False
-    return isinstance(error, (*LOST, OutOfMemoryError))
+    if isinstance(error, ResponseError) and NOT_NOW_CODE.search(str(error)):
+        return True
+    return isinstance(error, (*LOST, *NOT_NOW))
 
 
 def retrying(call: Callable[[], T], *, budget_s: float, what: str) -> T:
-    """The result of `call()`, repeated while the server is unreachable, loading or out of memory.
+    """The result of `call()`, repeated while the server is unreachable, full or in a failover.
 
     Raises RedisUnavailable that names `what` after `budget_s` seconds; other errors are raised at once.
     """
