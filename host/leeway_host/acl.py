@@ -14,7 +14,7 @@ from leeway.streams import Keys
 SERVICES = ("controller", "trainer", "sampler")
 CONNECTION = (
     "+ping", "+hello", "+auth", "+multi", "+exec", "+discard", "+unwatch",
-    "+client|setname", "+client|setinfo", "+info", "+scan",
+    "+client|setname", "+client|setinfo", "+info", "+scan", "+time",
 )  # fmt: skip
 STREAM = "+@stream"
 HASH = "+@hash"

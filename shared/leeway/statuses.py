@@ -5,29 +5,43 @@ An entry is a heartbeat as well: a sampler whose entry is older than `sync.ticke
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import redis
 
 from leeway.messages import SamplerStatus, decode_status, encode_status
-from leeway.streams import Keys, retrying
+from leeway.streams import Keys, retrying, set_clock
 
 
 def write_status(client: redis.Redis, keys: Keys, status: SamplerStatus, *, budget_s: float) -> None:
     """Write a sampler's heartbeat. Raises RedisUnavailable."""
     raw = encode_status(status)
-    retrying(
-        lambda: client.hset(keys.samplers, status.sampler, raw),
-        budget_s=budget_s,
-        what="writing the heartbeat",
-    )
+
+    def write(pipe: Any) -> None:
+        pipe.hset(keys.samplers, status.sampler, raw)
+
+    _with_clock(client, write, budget_s, "writing the heartbeat")
 
 
 def read_statuses(client: redis.Redis, keys: Keys, *, budget_s: float) -> list[SamplerStatus]:
     """The statuses of all samplers, silent ones included, by name. Raises MessageError, RedisUnavailable."""
-    raw: Any = retrying(lambda: client.hgetall(keys.samplers), budget_s=budget_s, what="reading samplers")
+    raw = _with_clock(client, lambda pipe: pipe.hgetall(keys.samplers), budget_s, "reading samplers")
     return sorted((decode_status(value) for value in raw.values()), key=lambda status: status.sampler)
+
+
+def _with_clock(client: redis.Redis, queue: Callable[[Any], None], budget_s: float, what: str) -> Any:
+    """The result of the one command that `queue` puts on a pipeline; sets the clock to the server's."""
+
+    def execute() -> Any:
+        with client.pipeline(transaction=False) as pipe:
+            queue(pipe)
+            pipe.time()
+            result, server_time = pipe.execute()
+        set_clock(server_time)
+        return result
+
+    return retrying(execute, budget_s=budget_s, what=what)
 
 
 def remove_status(client: redis.Redis, keys: Keys, sampler: str, *, budget_s: float) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import redis
 
 from leeway.events import EventTail, EventWriter, read_recent_events
 from leeway.messages import MessageError, SamplerStatus
 from leeway.run_state import RunState
-from leeway.statuses import read_statuses, remove_status, write_status
-from leeway.streams import STATE_FIELD, Keys, now
+from leeway.statuses import read_statuses, remove_status, split_live, write_status
+from leeway.streams import STATE_FIELD, Keys, connect, now, set_clock
 from leeway_controller.state import ControllerState
 from leeway_controller.store import StateStore
+from leeway_host.redis_server import EmbeddedRedis
 from leeway_host.status import describe, read_status
 
 
@@ -29,6 +32,23 @@ def test_statuses_are_read_as_they_were_written(client: redis.Redis, keys: Keys)
     client.hset(keys.samplers, "c", "{}")
     with pytest.raises(MessageError, match="sampler status: "):
         read_statuses(client, keys, budget_s=5)
+
+
+def test_heartbeats_follow_the_clock_of_the_server(
+    redis_server: EmbeddedRedis, client: redis.Redis, keys: Keys
+) -> None:
+    def wrong_clock(seconds: int) -> None:
+        set_clock((int(time.time()) + seconds, 0))
+
+    wrong_clock(-3600)
+    connect(redis_server.url).close()
+    assert now() == pytest.approx(time.time(), abs=2)
+    wrong_clock(-3600)
+    write_status(client, keys, status("slow clock"), budget_s=5)  # its first heartbeat
+    write_status(client, keys, status("slow clock"), budget_s=5)
+    wrong_clock(3600)
+    (seen,) = read_statuses(client, keys, budget_s=5)
+    assert split_live([seen], now(), 2.0) == ([seen], [])
 
 
 def test_events_are_followed_and_found_by_their_age(client: redis.Redis, keys: Keys) -> None:

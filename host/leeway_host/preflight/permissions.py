@@ -34,7 +34,9 @@ def _read_group(stream: str, group: str, client: redis.Redis) -> None:
 
 STREAM: dict[str, str] = {"x": "1"}
 FIELDS: Any = STREAM
+TIME: Attempt = ("TIME", lambda c, k: c.time())
 READER: list[Attempt] = [
+    TIME,
     ("XREAD", lambda c, k: c.xread({k.weights: "0"}, count=1)),
     ("XRANGE", lambda c, k: c.xrange(k.weights, count=1)),
     ("XREVRANGE", lambda c, k: c.xrevrange(k.weights, count=1)),
@@ -42,6 +44,7 @@ READER: list[Attempt] = [
 ]
 COMMANDS: dict[str, list[Attempt]] = {
     LAUNCHER: [
+        TIME,
         ("EXISTS", lambda c, k: c.exists(k.state)),
         ("HGETALL", lambda c, k: c.hgetall(k.samplers)),
         ("HSET", lambda c, k: c.hset(k.state, "preflight", "1")),
@@ -51,6 +54,7 @@ COMMANDS: dict[str, list[Attempt]] = {
         ("UNLINK", lambda c, k: c.unlink(k.weights)),
     ],
     "controller": [
+        TIME,
         ("HINCRBY", lambda c, k: c.hincrby(k.state, "preflight", 1)),
         ("WATCH, MULTI, EXEC", _write_state),
         ("XADD", lambda c, k: c.xadd(k.tickets, FIELDS)),
@@ -59,6 +63,8 @@ COMMANDS: dict[str, list[Attempt]] = {
         ("XGROUP CREATE", lambda c, k: c.xgroup_create(k.reports, "preflight", id="0", mkstream=True)),
         ("XGROUP CREATE", lambda c, k: c.xgroup_create(k.rollouts, ROLLOUTS_GROUP, id="0", mkstream=True)),
         ("XREADGROUP", lambda c, k: _read_group(k.reports, "preflight", c)),
+        ("XPENDING", lambda c, k: c.xpending_range(k.reports, "preflight", "-", "+", 1)),
+        ("XAUTOCLAIM", lambda c, k: c.xautoclaim(k.reports, "preflight", "preflight", 60_000)),
         ("XACK", lambda c, k: c.xack(k.reports, "preflight", "0-1")),
         ("XTRIM", lambda c, k: c.xtrim(k.reports, minid="0-1", approximate=False)),
         ("HSET", lambda c, k: c.hset(k.checks, "preflight", "1")),
@@ -75,7 +81,8 @@ COMMANDS: dict[str, list[Attempt]] = {
         ("XADD", lambda c, k: c.xadd(k.events, FIELDS, maxlen=10)),
         ("XGROUP CREATE", lambda c, k: c.xgroup_create(k.rollouts, ROLLOUTS_GROUP, id="0", mkstream=True)),
         ("XREADGROUP", lambda c, k: _read_group(k.rollouts, ROLLOUTS_GROUP, c)),
-        ("XAUTOCLAIM", lambda c, k: c.xautoclaim(k.rollouts, ROLLOUTS_GROUP, "preflight", 60_000)),
+        ("XPENDING", lambda c, k: c.xpending_range(k.rollouts, ROLLOUTS_GROUP, "-", "+", 1)),
+        ("XCLAIM", lambda c, k: c.xclaim(k.rollouts, ROLLOUTS_GROUP, "preflight", 60_000, ["0-1"])),
         ("XACK", lambda c, k: c.xack(k.rollouts, ROLLOUTS_GROUP, "0-1")),
         ("XDEL", lambda c, k: c.xdel(k.rollouts, "0-1")),
         ("XREAD", lambda c, k: c.xread({k.verdicts: "0"}, count=1)),

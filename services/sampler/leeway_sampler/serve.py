@@ -69,6 +69,8 @@ class Sampler:
             self._attest,
         )
         self._stopping = asyncio.Event()
+        self._taking = asyncio.Lock()
+        """Held from counting the room to filling it."""
         self.worker = TicketWorker(
             config=config,
             name=name,
@@ -125,27 +127,27 @@ class Sampler:
 
     def _room(self) -> int:
         """How many tickets may be taken now."""
-        return self.config.sampler.max_num_seqs - self.counters.inflight if self.ready else 0
+        return self.config.sampler.max_num_seqs - len(self.worker.tasks) if self.ready else 0
 
     async def _take(self) -> None:
         while not self._stopping.is_set():
-            room = self._room()
+            async with self._taking:
+                room = self._room()
+                if room > 0:
+                    await self.worker.accept(await self.pending.read(room, READ_S))
             if room < 1:
                 await self.worker.pause(NOT_READY_S)
-                continue
-            await self.worker.accept(await self.pending.read(room, READ_S))
 
     async def _claim(self) -> None:
         idle_s = self.config.sync.ticket_idle_s
         while not self._stopping.is_set():
             await self.worker.pause(idle_s / 4)
-            room = self._room()
-            if room < 1:
-                continue
-            entries = await self.pending.claim_stale(idle_s, room)
-            if entries:
-                log.warning("took over %d tickets without a heartbeat for %g s", len(entries), idle_s)
-            await self.worker.accept(entries)
+            async with self._taking:
+                room = self._room()
+                entries = await self.pending.claim_stale(idle_s, room) if room > 0 else []
+                if entries:
+                    log.warning("took over %d tickets without a heartbeat for %g s", len(entries), idle_s)
+                await self.worker.accept(entries)
 
     # -- heartbeat ---------------------------------------------------------------------------------------
 

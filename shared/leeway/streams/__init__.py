@@ -13,7 +13,7 @@ pending entries; a write is repeated, and its reader drops duplicates by the mes
 """
 
 from leeway.streams.client import RedisRefused, client_name, connect, replica_url
-from leeway.streams.clock import now
+from leeway.streams.clock import now, set_clock
 from leeway.streams.consumer import Consumer
 from leeway.streams.entries import Entry
 from leeway.streams.keys import (
@@ -56,4 +56,5 @@ __all__ = [
     "now",
     "replica_url",
     "retrying",
+    "set_clock",
 ]

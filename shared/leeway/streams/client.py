@@ -11,6 +11,7 @@ from redis.retry import Retry
 
 from leeway.config.load import redact_url
 from leeway.errors import UsageError
+from leeway.streams.clock import set_clock
 from leeway.streams.retry import RedisUnavailable, retrying
 
 
@@ -21,7 +22,9 @@ class RedisRefused(UsageError):
 def connect(
     url: str, *, socket_timeout_s: float = 5.0, wait_s: float = 10.0, name: str | None = None
 ) -> redis.Redis:
-    """A client whose PING was answered. `name` is shown by the server's CLIENT LIST (see `client_name`).
+    """A client whose PING was answered; `now` follows its server's clock from then on.
+
+    `name` is shown by the server's CLIENT LIST (see `client_name`).
 
     Raises RedisRefused (wrong password, no permission, bad URL, an untrusted certificate) at once
     and RedisUnavailable after `wait_s`.
@@ -44,6 +47,7 @@ def connect(
         ) from exc
     try:
         retrying(client.ping, budget_s=wait_s, what=f"connecting to {redact_url(url)}")
+        set_clock(retrying(client.time, budget_s=wait_s, what="reading the server's clock"))
     except (AuthenticationError, NoPermissionError, ResponseError) as exc:
         client.close()
         raise RedisRefused(f"Redis at {redact_url(url)} refused: {exc}; check the user and password") from exc

@@ -1,10 +1,35 @@
-"""The clock that heartbeats are written and judged by."""
+"""The clock that heartbeats are written and judged by: the server's.
+
+Machines of a cluster may disagree about the time; what all services share is the server. Every read and
+write of heartbeats asks it, in between the monotonic clock counts on.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+
+
+class _Clock:
+    """Unix time at some moment, and the reading of the monotonic clock at that moment."""
+
+    def __init__(self) -> None:
+        self.pair = time.time(), time.monotonic()
+
+    def __call__(self) -> float:
+        unix, monotonic = self.pair
+        return unix + time.monotonic() - monotonic
+
+
+_clock = _Clock()
 
 
 def now() -> float:
-    """Unix time in seconds."""
-    return time.time()
+    """Unix time in seconds by the clock of the Redis server that this process talked to last."""
+    return _clock()
+
+
+def set_clock(server_time: Sequence[int]) -> None:
+    """Follow the server's clock. `server_time`: the answer to TIME, in seconds and microseconds."""
+    seconds, microseconds = server_time
+    _clock.pair = seconds + 1e-6 * microseconds, time.monotonic()
