@@ -49,7 +49,8 @@ def build_acl(run: str = "*") -> dict[str, list[str]]:
             allow(f"{STREAM} +@string {HASH} +del +unlink +expire +persist", *weights),
             allow(STREAM, keys.rollouts),
             write("+xadd", keys.reports, keys.events),
-            allow(HASH, keys.state, keys.checks),
+            allow(f"{HASH} +watch", keys.state),
+            allow(HASH, keys.checks),
         ],
         "sampler": [
             read(*weights, keys.fences, keys.probe),

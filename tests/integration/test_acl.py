@@ -60,7 +60,7 @@ def ticket() -> Ticket:
 
 def weights(client: redis.Redis, keys: Keys, version: int) -> None:
     tensors = [("w", torch.ones(8))]
-    publish_weights(client, keys, epoch=0, version=version, step=0, tensors=tensors)
+    publish_weights(client, keys, epoch=1, version=version, step=0, tensors=tensors)
 
 
 def test_each_service_can_do_its_work(clients: Clients, keys: Keys) -> None:
@@ -70,7 +70,7 @@ def test_each_service_can_do_its_work(clients: Clients, keys: Keys) -> None:
     trainer.hincrby(keys.state, EPOCH_FIELD, 1)
     for version in range(3):
         weights(trainer, keys, version)
-    free_versions(trainer, keys, published_manifests(trainer, keys)[:2])
+    free_versions(trainer, keys, published_manifests(trainer, keys)[:2], epoch=1)
     append(trainer, keys.reports, Report(ReportHeader(event="started", epoch=0, step=0, version=2)))
     rollouts = Consumer(trainer, keys.rollouts, "trainer", "trainer", budget_s=2)
     assert trainer.info("memory")["used_memory"] > 0
@@ -125,11 +125,11 @@ def test_a_controller_of_its_own_user_runs(clients: Clients, keys: Keys) -> None
     config = build_config({"task": {"kind": "digits"}, "batch": {"prompts": 2, "group_size": 2}})
     running = Controller(controller, keys, config, lambda item: [item + 1], 7)
     weights(trainer, keys, 0)
-    append(trainer, keys.reports, Report(ReportHeader(event="started", epoch=0, step=0, version=0)))
+    append(trainer, keys.reports, Report(ReportHeader(event="started", epoch=1, step=0, version=0)))
     manifest = latest_manifest(sampler, keys)
     assert manifest is not None
     status = SamplerStatus(
-        sampler="s0", heartbeat=now(), epoch=0, version=0, digest=manifest.digest, ready=True
+        sampler="s0", heartbeat=now(), epoch=1, version=0, digest=manifest.digest, ready=True
     )
     sampler.hset(keys.samplers, "s0", status.model_dump_json())
     for _ in range(3):
@@ -139,8 +139,8 @@ def test_a_controller_of_its_own_user_runs(clients: Clients, keys: Keys) -> None
 
 FORBIDDEN: dict[str, tuple[str, Callable[[redis.Redis, Keys], object]]] = {
     "sampler publishes weights": ("sampler", lambda c, k: c.xadd(k.weights, {"manifest": "{}"})),
-    "sampler writes a chunk": ("sampler", lambda c, k: c.xadd(k.weight_chunks(1), {"data": "x"})),
-    "sampler deletes weights": ("sampler", lambda c, k: c.unlink(k.weight_chunks(1))),
+    "sampler writes a chunk": ("sampler", lambda c, k: c.xadd(k.weight_chunks(0, 1), {"data": "x"})),
+    "sampler deletes weights": ("sampler", lambda c, k: c.unlink(k.weight_chunks(0, 1))),
     "sampler writes a verdict": ("sampler", lambda c, k: c.xadd(k.verdicts, {"h": "{}"})),
     "sampler writes a report": ("sampler", lambda c, k: c.xadd(k.reports, {"h": "{}"})),
     "sampler deletes rollouts": ("sampler", lambda c, k: c.xtrim(k.rollouts, maxlen=0)),

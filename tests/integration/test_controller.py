@@ -24,11 +24,12 @@ from leeway.messages import (
     decode,
 )
 from leeway.statuses import write_status
-from leeway.streams import MANUAL_FIELD, TICKETS_GROUP, Consumer, Keys, Tail, append, now
+from leeway.streams import MANUAL_FIELD, TICKETS_GROUP, Consumer, Entry, Keys, Tail, append, now
 from leeway.weights import publish_weights
 from leeway_controller import reports
 from leeway_controller.plan import plan_batch, ticket_seed
 from leeway_controller.reconcile import Controller
+from leeway_controller.store import DeposedError
 
 GOOD = {"lag/ess_tok": 0.99, "lag/ess_seq": 0.9, "lag/clip_fraction": 0.0}
 
@@ -324,6 +325,56 @@ def test_a_verdict_that_comes_after_the_version_it_asks_for_awaits_nothing(
     assert play.batches() == [(1, 2), (2, 2)]
     play.report("step", 1, 2)
     assert play.batches() == [(3, 2)]
+
+
+def test_a_server_that_came_back_empty_and_a_trainer_that_starts_over(
+    client: redis.Redis, keys: Keys
+) -> None:
+    play = Play(client, keys)
+    for epoch in (1, 2, 3):  # two restarts
+        play.report("started", 0, 1, epoch=epoch)
+    client.flushall()
+    play.verdict_tail.last_id = play.ticket_tail.last_id = "0"
+    play.report("started", 0, 1, epoch=1)  # without a checkpoint: its count starts over, too
+    play.publish(1, 0)
+    play.beat("a", 1)
+    assert play.batches() == [(0, 1), (1, 1)]
+    assert play.events() == ["state_lost", "sampler_joined"]
+    play.report("step", 0, 1)
+    assert [v.epoch for v in play.verdicts()] == [1]
+
+
+def test_data_that_is_lost_in_the_middle_of_a_pass(
+    client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = Play(client, keys)
+    play.started()
+    read = play.controller.reports.read
+
+    def lose(block_s: float) -> list[Entry]:
+        client.flushall()
+        append(client, keys.reports, Report(ReportHeader(event="started", epoch=1, step=0, version=1)))
+        return read(block_s)
+
+    monkeypatch.setattr(play.controller.reports, "read", lose)
+    play.controller.tick()
+    play.ticket_tail.last_id = "0"
+    play.publish(1, 0)
+    play.beat("a", 1)
+    assert play.batches() == [(0, 1), (1, 1)]
+
+
+def test_an_older_controller_does_not_take_over_a_server_that_lost_its_data(
+    client: redis.Redis, keys: Keys
+) -> None:
+    play = Play(client, keys)
+    old = play.controller
+    play.controller = play.fresh_controller()
+    play.started()
+    client.flushall()
+    play.controller.tick()
+    with pytest.raises(DeposedError):
+        old.tick()
 
 
 def merges(*histories: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

@@ -149,7 +149,7 @@ def measure_pair(url: str, base: Weights, new: Weights, step: int, progress: Cal
         }
     finally:
         reader.close()
-        free_versions(client, keys, published_manifests(client, keys))
+        free_versions(client, keys, published_manifests(client, keys), epoch=0)
         client.close()
 
 

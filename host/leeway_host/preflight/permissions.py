@@ -40,7 +40,7 @@ READER: list[Attempt] = [
     ("XREAD", lambda c, k: c.xread({k.weights: "0"}, count=1)),
     ("XRANGE", lambda c, k: c.xrange(k.weights, count=1)),
     ("XREVRANGE", lambda c, k: c.xrevrange(k.weights, count=1)),
-    ("XLEN", lambda c, k: c.xlen(k.weight_chunks(1))),
+    ("XLEN", lambda c, k: c.xlen(k.weight_chunks(0, 1))),
 ]
 COMMANDS: dict[str, list[Attempt]] = {
     LAUNCHER: [
@@ -75,7 +75,7 @@ COMMANDS: dict[str, list[Attempt]] = {
     "trainer": [
         ("HINCRBY", lambda c, k: c.hincrby(k.state, "preflight", 1)),
         ("INFO", lambda c, k: c.info("memory")),
-        ("XADD", lambda c, k: c.xadd(k.weight_chunks(1), FIELDS, id="1-0")),
+        ("XADD", lambda c, k: c.xadd(k.weight_chunks(0, 1), FIELDS, id="1-0")),
         ("XADD", lambda c, k: c.xadd(k.weights, FIELDS)),
         ("XADD", lambda c, k: c.xadd(k.reports, FIELDS)),
         ("XADD", lambda c, k: c.xadd(k.events, FIELDS, maxlen=10)),
@@ -87,7 +87,7 @@ COMMANDS: dict[str, list[Attempt]] = {
         ("XDEL", lambda c, k: c.xdel(k.rollouts, "0-1")),
         ("XREAD", lambda c, k: c.xread({k.verdicts: "0"}, count=1)),
         ("SCAN", lambda c, k: c.scan(match=f"{k.weights}:*", count=10)),
-        ("UNLINK", lambda c, k: c.unlink(k.weight_chunks(1))),
+        ("UNLINK", lambda c, k: c.unlink(k.weight_chunks(0, 1))),
         *READER,
     ],
     "sampler": [
@@ -158,7 +158,7 @@ def _advice(problem: str) -> str:
 def delete_keys(client: redis.Redis, keys: Keys) -> None:
     names = [
         keys.tickets, keys.rollouts, keys.weights, keys.reports, keys.verdicts, keys.events, keys.samplers,
-        keys.fences, keys.state, keys.suspects, keys.checks, keys.weight_chunks(1),
+        keys.fences, keys.state, keys.suspects, keys.checks, keys.weight_chunks(0, 1),
     ]  # fmt: skip
     try:
         client.unlink(*names)

@@ -14,6 +14,7 @@ One pass (`tick`), and the gate at each stage:
     issue      tickets of the next batches under the current version
        |       waits for: a current version with none pending or awaited, and the trainer to be at most
        |       sync.max_lead batches behind; unblocked by: a commit, or the report of a step
+    server     without this controller's term: it lost the run's data; begin again with an empty state
     progress   StalledError after sync.stall_timeout_s without any of these
 
 The state is written in the same MULTI as what it describes (`store.py`), so that a restarted controller
@@ -50,7 +51,7 @@ from leeway_controller.progress import ProgressWatch
 from leeway_controller.reports import ReportReader
 from leeway_controller.samplers import SamplerRoster
 from leeway_controller.state import ControllerState, decide, decide_commit, plan_issue
-from leeway_controller.store import StateStore
+from leeway_controller.store import StateLostError, StateStore
 
 log = logging.getLogger(__name__)
 
@@ -76,21 +77,25 @@ class Controller:
         *,
         stay: bool = False,
     ) -> None:
-        self.keys, self.config, self.check_feed, self.stay = keys, config, check_feed, stay
-        budget_s = config.redis.reconnect_s
-        self.store = StateStore(client, keys, budget_s=budget_s)
-        self.events = EventWriter(client, keys, "controller", budget_s=budget_s)
+        self.client, self.keys, self.config = client, keys, config
+        self.check_feed, self.stay = check_feed, stay
+        self.store = StateStore(client, keys, budget_s=config.redis.reconnect_s)
+        self.events = EventWriter(client, keys, "controller", budget_s=config.redis.reconnect_s)
+        self._open_streams()
+        self.issuer = TicketIssuer(self.store, config, encode_item, size)
+        self.progress = ProgressWatch(client, keys, config)
+        self._ticked_at = time.monotonic()
+        self._stopping = False
+
+    def _open_streams(self) -> None:
+        client, keys, budget_s = self.client, self.keys, self.config.redis.reconnect_s
         self.reports = ReportReader(client, keys, f"controller-{self.store.term}", budget_s=budget_s)
         for stream, group in ((keys.tickets, TICKETS_GROUP), (keys.rollouts, ROLLOUTS_GROUP)):
             Consumer(client, stream, group, "controller", budget_s=budget_s)  # creates stream and group
         self.manifests = Tail(client, keys.weights, budget_s=budget_s)
         self.samplers = SamplerRoster(
-            client, keys, self.events, silence_s=config.sync.ticket_idle_s, budget_s=budget_s
+            client, keys, self.events, silence_s=self.config.sync.ticket_idle_s, budget_s=budget_s
         )
-        self.issuer = TicketIssuer(self.store, config, encode_item, size)
-        self.progress = ProgressWatch(client, keys, config)
-        self._ticked_at = time.monotonic()
-        self._stopping = False
 
     # -- what other threads use ----------------------------------------------------------------------------
 
@@ -124,6 +129,21 @@ class Controller:
 
     def tick(self, block_s: float = 0.0) -> None:
         """One pass; waits up to `block_s` for a report."""
+        try:
+            self.store.check()
+            self._pass(block_s)
+        except StateLostError as lost:
+            self._begin_again(lost)
+
+    def _begin_again(self, lost: StateLostError) -> None:
+        """Follow whatever trainer reports to a server that lost the run's data, also a new one."""
+        self.store.begin_again()
+        self._open_streams()
+        self.events.write(
+            "warning", "state_lost", f"{lost}: the controller begins again with what the trainer reports"
+        )
+
+    def _pass(self, block_s: float) -> None:
         for entry in self.reports.read(block_s):
             self._on_report(entry)
         for entry in self.manifests.read(block_s=None):

@@ -2,6 +2,7 @@
 
     term     HINCRBY when a controller starts; the highest term owns the run
     commit   WATCH state -> is the term still ours? -> MULTI effects, state EXEC
+    lost     the term is below ours: the server lost the run's data. A new term above ours, an empty state
 
 A verdict or a ticket is written in the same MULTI as the state that it belongs to, so that a restarted
 controller continues exactly there, and a replaced one writes nothing.
@@ -15,7 +16,7 @@ from typing import Any, cast
 import redis
 
 from leeway.errors import LeewayError
-from leeway.streams import MANUAL_FIELD, STATE_FIELD, TERM_FIELD, Keys, retrying
+from leeway.streams import MANUAL_FIELD, STATE_FIELD, TERM_FIELD, Keys, now, retrying
 from leeway_controller.state import ControllerState
 
 COMMIT_ATTEMPTS = 100
@@ -25,6 +26,10 @@ Effects = Callable[[Any], None]
 
 class DeposedError(LeewayError):
     """A newer controller works on the run; this one has written nothing since."""
+
+
+class StateLostError(LeewayError):
+    """The server lost the run's data, and with it what this controller committed."""
 
 
 class StateStore:
@@ -38,21 +43,45 @@ class StateStore:
         )
         self.state = ControllerState.load(client, keys, budget_s=budget_s)
 
+    def check(self) -> None:
+        """Raise DeposedError or StateLostError if the state on the server is not this controller's."""
+        raw = self._retry(lambda: self.client.hget(self.keys.state, TERM_FIELD), "reading the term")
+        self._check_term(int(raw or 0))
+
+    def begin_again(self) -> None:
+        """Take the run over on a server that lost its data: a new term, an empty state.
+
+        Raises DeposedError if another controller has done so.
+        """
+        term = int(1000 * now())  # above all that were counted, and no other controller's
+
+        def claim() -> None:
+            self._write(ControllerState(), lambda pipe: pipe.hset(self.keys.state, TERM_FIELD, term), term)
+
+        self._retry(claim, "beginning again")
+        self.term, self.state = term, ControllerState()
+
+    def _check_term(self, found: int) -> None:
+        if found > self.term:
+            raise DeposedError(f"controller {found} of this run has replaced this one ({self.term})")
+        if found < self.term:
+            raise StateLostError(f"the server has term {found}, this controller has {self.term}")
+
     def _retry(self, call: Callable[[], Any], what: str) -> Any:
         return retrying(call, budget_s=self.budget_s, what=what)
 
     def commit(self, state: ControllerState, effects: Effects = lambda pipe: None) -> None:
-        """Write effects and state in one MULTI. Raises DeposedError, RedisUnavailable."""
+        """Write effects and state in one MULTI. Raises DeposedError, StateLostError, RedisUnavailable."""
         self._retry(lambda: self._write(state, effects), "writing the state")
         self.state = state
 
-    def _write(self, state: ControllerState, effects: Effects) -> None:
+    def _write(self, state: ControllerState, effects: Effects, new_term: int | None = None) -> None:
         with self.client.pipeline(transaction=True) as pipe:
             for _ in range(COMMIT_ATTEMPTS):
                 cast(Any, pipe).watch(self.keys.state)
-                term = int(cast(Any, pipe.hget(self.keys.state, TERM_FIELD)) or 0)
-                if term > self.term:
-                    raise DeposedError(f"controller {term} of this run has replaced this one ({self.term})")
+                found = int(cast(Any, pipe.hget(self.keys.state, TERM_FIELD)) or 0)
+                if new_term is None or (found >= self.term and found != new_term):
+                    self._check_term(found)
                 pipe.multi()
                 effects(pipe)
                 pipe.hset(self.keys.state, STATE_FIELD, state.model_dump_json())

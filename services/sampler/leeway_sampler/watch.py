@@ -105,7 +105,8 @@ class WeightWatcher:
         entries = await asyncio.to_thread(self._tail.read, 100, wait_s)
         if not entries:
             return None
-        manifest = parse_manifest(entries[-1].fields)
+        # Not the last one: a trainer that was replaced may have been late with its own.
+        manifest = max((parse_manifest(entry.fields) for entry in entries), key=lambda found: found.key)
         if manifest.key <= self.wanted:
             log.warning(
                 "ignored weights version %d of epoch %d: not above version %d of epoch %d",

@@ -95,6 +95,9 @@ class Broadcaster:
         held = [(s.epoch, s.version) for s in link.live_samplers() if s.version >= 0]
         published = link.call(lambda client: published_manifests(client, link.keys), "reading manifests")
         old = plan_free(published, held)
-        link.call(lambda client: free_versions(client, link.keys, old), "freeing weights")
+        link.call(
+            lambda client: free_versions(client, link.keys, old, epoch=link.epoch, budget_s=link.budget_s),
+            "freeing weights",
+        )
         self.transport.free(old, link)
         return [manifest for manifest in published if manifest not in old]

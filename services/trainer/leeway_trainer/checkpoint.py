@@ -11,6 +11,7 @@ generator state to save.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,10 +34,17 @@ if TYPE_CHECKING:
 ENGINE_TAG = "deepspeed"
 
 
-def save_checkpoint(directory: Path, policy: Policy, state: TrainState, keep: int) -> Path:
+def save_checkpoint(
+    directory: Path,
+    policy: Policy,
+    state: TrainState,
+    keep: int,
+    check: Callable[[], None] = lambda: None,
+) -> Path:
     """Write `directory`/step-<next_batch> atomically and keep the `keep` written last; called by all ranks.
 
-    Sizes and checksums of its files are recorded in leeway.json.
+    Sizes and checksums of its files are recorded in leeway.json. Rank 0 calls `check` before the checkpoint
+    becomes visible and an old one is deleted; if it raises, neither happens.
     """
     name = checkpoint_name(state.next_batch)
     temporary, final = directory / f".{name}.tmp", directory / name
@@ -54,6 +62,7 @@ def save_checkpoint(directory: Path, policy: Policy, state: TrainState, keep: in
         )
         (temporary / STATE_FILE).write_text(state.model_dump_json(indent=2) + "\n")
         sync_tree(temporary)
+        check()
         if final.exists():
             final.rename(set_aside(final))
         temporary.rename(final)

@@ -71,7 +71,9 @@ class Durability:
         """Write a checkpoint, then acknowledge the rollouts that it contains."""
         with self.times.spend(TIME_CHECKPOINT_S), span("checkpoint", {"leeway.step": state.next_batch}):
             directory, keep = self.setup.out / CHECKPOINTS, self.config.trainer.keep_checkpoints
-            path = save_checkpoint(directory, self.policy, state, keep)
+            # On a volume that both can write, a trainer that was replaced must not move `latest`.
+            check = feed.check_newest if feed is not None else lambda: None
+            path = save_checkpoint(directory, self.policy, state, keep, check)
             if feed is not None:
                 feed.durable()
         self.saved = state.next_batch

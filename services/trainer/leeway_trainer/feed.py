@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import redis
 
@@ -30,7 +30,18 @@ from leeway.messages import (
     decode,
 )
 from leeway.metrics.areas.tokens import ROLLOUTS_DUPLICATES, TOKENS_VOIDED
-from leeway.streams import EPOCH_FIELD, ROLLOUTS_GROUP, Consumer, Keys, Tail, append, retrying
+from leeway.streams import (
+    ROLLOUTS_GROUP,
+    Consumer,
+    Keys,
+    SupersededError,
+    Tail,
+    append,
+    check_epoch,
+    newest_epoch,
+    retrying,
+    write_in_epoch,
+)
 from leeway_trainer.assemble import Admission, BatchAssembler, describe_slots
 
 log = logging.getLogger(__name__)
@@ -45,10 +56,6 @@ PRESSURE = 0.7
 
 class StreamsLostError(LeewayError):
     """The server came back without the run's streams: everything in flight is lost."""
-
-
-class SupersededError(LeewayError):
-    """A newer start of the trainer owns the run."""
 
 
 @dataclass(frozen=True)
@@ -116,19 +123,15 @@ class Feed:
         return True
 
     def _check_epoch(self) -> None:
-        raw = retrying(
-            lambda: self.client.hget(self.keys.state, EPOCH_FIELD),
-            budget_s=self.budget_s,
-            what="reading the run epoch",
-        )
-        found = -1 if raw is None else int(cast(bytes, raw))
+        found = newest_epoch(self.client, self.keys, budget_s=self.budget_s)
         if found < self.epoch:
             raise StreamsLostError(f"Redis does not know run epoch {self.epoch}: it lost its data")
         if found > self.epoch:
-            raise SupersededError(
-                f"run epoch {found} was started while this trainer of epoch {self.epoch} was running; "
-                "only the newest trainer continues"
-            )
+            raise SupersededError(found, self.epoch)
+
+    def check_newest(self) -> None:
+        """Raise SupersededError if a newer trainer has started."""
+        check_epoch(self.client, self.keys, self.epoch, budget_s=self.budget_s)
 
     def memory(self) -> Memory:
         """How full the server is."""
@@ -144,15 +147,18 @@ class Feed:
         return rollouts
 
     def durable(self) -> None:
-        """Everything trained so far is in a checkpoint: acknowledge and delete its rollouts."""
-        self._rollouts.ack(self._trained)
+        """Everything trained so far is in a checkpoint: acknowledge and delete its rollouts.
+
+        Raises SupersededError, as do `wait` and `renew`: the rollouts belong to the newest trainer.
+        """
+        self._ack(self._trained)
         self._trained = []
 
     def renew(self, version: int) -> None:
         """Accept only `version` from now on; rollouts held for the old one are void."""
         void = self.assembler.renew(version)
         self.tokens_voided += sum(int(r.response_ids.size) for r in void)
-        self._rollouts.ack([self._entry_of.pop(r.header.slot) for r in void])
+        self._ack([self._entry_of.pop(r.header.slot) for r in void])
 
     def take_counts(self) -> dict[str, float]:
         """What was dropped since the last call."""
@@ -197,8 +203,22 @@ class Feed:
             else:
                 self.duplicates += 1
             log.debug("rollout %s is %s", rollout.header.ticket_id, admission.value)
-        self._rollouts.ack(useless)
+        self._ack(useless)
         return filled
+
+    def _ack(self, ids: list[bytes]) -> None:
+        """Acknowledge and delete rollouts, as long as this trainer is the newest."""
+        if not ids:
+            return
+        write_in_epoch(
+            self.client,
+            self.keys,
+            self.epoch,
+            lambda pipe: self._rollouts.queue_ack(pipe, ids),
+            budget_s=self.budget_s,
+            what=f"acknowledging rollouts on {self.keys.rollouts}",
+        )
+        self._rollouts.forget(ids)
 
 
 class Verdicts:

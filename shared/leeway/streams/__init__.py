@@ -4,6 +4,8 @@ keys.py      names of a run's streams, keys, groups and of the fields of its has
 client.py    a client that answered a PING
 retry.py     a call repeated while the server is away, within a budget
 writing.py   `append`: writes an entry
+authority.py writes of the trainer, while it is the newest one of the run
+clock.py     the server's clock
 consumer.py  `Consumer`: reads a stream through a consumer group; acknowledges after the effect
 tail.py      `Tail`: reads a stream from a position, without a group (fan-out)
 entries.py   what a read returns
@@ -12,6 +14,7 @@ All of it survives a lost connection: a read whose reply was lost is found again
 pending entries; a write is repeated, and its reader drops duplicates by the message's identity.
 """
 
+from leeway.streams.authority import SupersededError, check_epoch, newest_epoch, write_in_epoch
 from leeway.streams.client import RedisRefused, client_name, connect, replica_url
 from leeway.streams.clock import now, set_clock
 from leeway.streams.consumer import Consumer
@@ -48,13 +51,17 @@ __all__ = [
     "Keys",
     "RedisRefused",
     "RedisUnavailable",
+    "SupersededError",
     "Tail",
     "add_fields",
     "append",
+    "check_epoch",
     "client_name",
     "connect",
+    "newest_epoch",
     "now",
     "replica_url",
     "retrying",
     "set_clock",
+    "write_in_epoch",
 ]

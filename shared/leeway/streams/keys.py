@@ -82,5 +82,6 @@ class Keys:
     def checks(self) -> str:
         return self.key("checks")
 
-    def weight_chunks(self, version: int) -> str:
-        return self.key(f"weights:{version}")
+    def weight_chunks(self, epoch: int, version: int) -> str:
+        """Of one weight version; trainers of different run epochs never write to the same key."""
+        return self.key(f"weights:{epoch}.{version}")

@@ -132,7 +132,7 @@ def read_chunks(
 
     Raises WeightsCorrupt, and TimeoutError once time.monotonic() exceeds `deadline`.
     """
-    stream, version = keys.weight_chunks(manifest.version), manifest.version
+    stream, version = keys.weight_chunks(*manifest.key), manifest.version
     source.check_count(stream, manifest.chunks, version)
     for index in range(manifest.chunks):
         if deadline is not None and time.monotonic() > deadline:

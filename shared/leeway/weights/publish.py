@@ -1,8 +1,9 @@
 """Publishing a weight version: tensors in, chunks and a manifest out, memory bounded by one tensor.
 
     tensor -> wire dtype -> finite? -> digest
-           -> its bytes (full), or records against the old tensor (delta) -> chunks ==> weights:<version>
-    manifest (last, one JSON field)                                                 ==> weights
+           -> its bytes (full), or records against the old tensor (delta) -> chunks
+    chunks          => weights:<epoch>.<version>
+    manifest (last) => weights, one JSON field
 
 The tensors follow each other in one byte stream that is cut every `chunk_bytes`. Every chunk, every tensor
 and the version as a whole carry an xxh3 digest. The version's digest covers names, types, shapes and tensor
@@ -13,13 +14,14 @@ Readers ignore everything that no manifest names: a publisher that dies leaves n
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import redis
 from pydantic import ValidationError
 
-from leeway.streams import Keys, retrying
+from leeway.streams import Keys, SupersededError, write_in_epoch
 from leeway.weights.chunks import ChunkWriter
 from leeway.weights.codec import count_not_finite, encode_piece, pieces
 from leeway.weights.manifest import (
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1 << 20
 MANIFEST_FIELD = b"manifest"
+CHUNKS_OF = re.compile(r"(\d+)\.(\d+)")
+"""What follows the colon in the name of a stream of chunks."""
 Tensors = Iterable["tuple[str, torch.Tensor] | tuple[str, torch.Tensor, torch.Tensor]"]
 """(name, tensor) for a full version, (name, tensor, tensor of the base version) for a delta."""
 
@@ -59,14 +63,14 @@ def parse_manifest(fields: Mapping[bytes, bytes]) -> WeightManifest:
 
 def latest_manifest(client: redis.Redis, keys: Keys) -> WeightManifest | None:
     """The newest published version, or None before the first."""
-    entries: Any = client.xrevrange(keys.weights, count=1)
-    return parse_manifest(entries[0][1]) if entries else None
+    published = published_manifests(client, keys)
+    return published[-1] if published else None
 
 
 def published_manifests(client: redis.Redis, keys: Keys) -> list[WeightManifest]:
-    """Every version that can be read, oldest first."""
+    """Every version that can be read, oldest first: by run epoch and version, not by arrival."""
     entries: Any = client.xrange(keys.weights)
-    return [parse_manifest(fields) for _, fields in entries]
+    return sorted((parse_manifest(fields) for _, fields in entries), key=lambda manifest: manifest.key)
 
 
 def publish_weights(
@@ -92,11 +96,11 @@ def publish_weights(
     failed attempt deletes its chunks. A write is retried for up to `budget_s` seconds while the server is
     away or out of memory.
 
-    Raises WeightsVersionRefused, WeightsNotFinite (names the tensor), WeightsTooLarge (more than
-    `limit_bytes` bytes) or RedisUnavailable; the version is not published then.
+    Raises WeightsVersionRefused, SupersededError, WeightsNotFinite (names the tensor), WeightsTooLarge (more
+    than `limit_bytes` bytes) or RedisUnavailable; the version is not published then.
     """
     _check_rises(client, keys, epoch, version)
-    stream = keys.weight_chunks(version)
+    stream = keys.weight_chunks(epoch, version)
     client.unlink(stream)
     writer = ChunkWriter(client, stream, chunk_bytes, budget_s, limit_bytes)
     committed = False
@@ -149,7 +153,7 @@ def publish_offer(
     """Publish the manifest of a version whose weights do not travel through Redis but by `transport`.
 
     `offer` tells that transport on the samplers' side how to get the weights described by `specs`; it must be
-    JSON. Raises WeightsVersionRefused, or RedisUnavailable after `budget_s` seconds.
+    JSON. Raises WeightsVersionRefused, SupersededError, or RedisUnavailable after `budget_s` seconds.
     """
     _check_rises(client, keys, epoch, version)
     manifest = WeightManifest(
@@ -173,6 +177,8 @@ def publish_offer(
 
 def _check_rises(client: redis.Redis, keys: Keys, epoch: int, version: int) -> None:
     newest = latest_manifest(client, keys)
+    if newest is not None and newest.epoch > epoch:
+        raise SupersededError(newest.epoch, epoch)
     if newest is not None and (epoch, version) <= newest.key:
         raise WeightsVersionRefused(
             f"weights version {version} of run epoch {epoch} is not above version {newest.version} of epoch "
@@ -182,28 +188,50 @@ def _check_rises(client: redis.Redis, keys: Keys, epoch: int, version: int) -> N
 
 def _announce(client: redis.Redis, keys: Keys, manifest: WeightManifest, budget_s: float) -> None:
     fields: Any = {MANIFEST_FIELD: manifest.model_dump_json()}
-    retrying(
-        lambda: client.xadd(keys.weights, fields),
+    write_in_epoch(
+        client,
+        keys,
+        manifest.epoch,
+        lambda pipe: pipe.xadd(keys.weights, fields),
         budget_s=budget_s,
         what=f"publishing the manifest of weights version {manifest.version}",
     )
 
 
-def free_versions(client: redis.Redis, keys: Keys, versions: Sequence[WeightManifest]) -> int:
-    """Delete chunks and manifests of `versions`, and chunks without a manifest; returns how many streams."""
+def free_versions(
+    client: redis.Redis,
+    keys: Keys,
+    versions: Sequence[WeightManifest],
+    *,
+    epoch: int,
+    budget_s: float = 60.0,
+) -> int:
+    """Delete chunks and manifests of `versions`, and chunks without a manifest; returns how many streams.
+
+    Leaves alone what belongs to a run epoch above `epoch`. Raises SupersededError, RedisUnavailable.
+    """
     gone = {manifest.key for manifest in versions}
     entries: Any = client.xrange(keys.weights)
     manifests = {entry_id: parse_manifest(fields) for entry_id, fields in entries}
-    # A resumed run may reuse a number; the chunks are then those of the higher epoch.
-    kept = {manifest.version for manifest in manifests.values() if manifest.key not in gone}
-    prefix = f"{keys.weights}:"
-    freed = 0
+    kept = {manifest.key for manifest in manifests.values()} - gone
     old = [entry_id for entry_id, manifest in manifests.items() if manifest.key in gone]
     if old:  # before the chunks: a manifest never names missing chunks
-        client.xdel(keys.weights, *old)
+        write_in_epoch(
+            client,
+            keys,
+            epoch,
+            lambda pipe: pipe.xdel(keys.weights, *old),
+            budget_s=budget_s,
+            what="deleting manifests",
+        )
+    freed = 0
+    prefix = f"{keys.weights}:"
     for key in client.scan_iter(match=f"{prefix}*"):
-        suffix = key.decode().removeprefix(prefix)
-        if suffix.isdecimal() and int(suffix) not in kept:
+        found = CHUNKS_OF.fullmatch(key.decode().removeprefix(prefix))
+        if found is None:
+            continue
+        version = int(found[1]), int(found[2])
+        if version not in kept and version[0] <= epoch:
             freed += client.unlink(key)
     return freed
 

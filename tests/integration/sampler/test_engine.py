@@ -226,7 +226,7 @@ async def test_a_damaged_broadcast_leaves_the_old_weights(rig):
     await rig.resync()
     held, version = rig.engine.weights.loaded, rig.version
     manifest = rig.publish(change=False)
-    stream = rig.keys.weight_chunks(rig.version)
+    stream = rig.keys.weight_chunks(*manifest.key)
     entry_id, _ = rig.client.xrange(stream)[-1]
     rig.client.xdel(stream, entry_id)
     with pytest.raises(

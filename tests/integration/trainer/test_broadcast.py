@@ -133,7 +133,7 @@ def test_no_room_leaves_everything_as_it_is(tiny_dir, ranks, client, keys, every
     finally:
         client.config_set("maxmemory", limit)
     assert [m.version for m in published_manifests(client, keys)] == [0]
-    assert not client.exists(keys.weight_chunks(1))
+    assert not client.exists(keys.weight_chunks(0, 1))
     assert all(torch.equal(before[name], p) for name, p in rig.snapshot.runner.named_parameters())
     rig.publish()
     rig.check()

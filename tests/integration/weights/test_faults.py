@@ -41,13 +41,13 @@ def test_a_fault_at_every_chunk(client, keys, fault, full):
         follow(client, keys, copy)
         manifest = publisher.send(full=full)
         assert manifest.chunks > 4
-        intact = client.dump(keys.weight_chunks(2))
+        intact = client.dump(keys.weight_chunks(0, 2))
         for index in range(manifest.chunks):
             rewrite(client, keys, 2, lambda c, i=index: FAULTS[fault](c, i))
             with pytest.raises(WeightsCorrupt, match="version 2"):
                 follow(client, keys, copy)
             assert_holds(copy, *publisher.sent[0])
-            client.restore(keys.weight_chunks(2), 0, intact, replace=True)
+            client.restore(keys.weight_chunks(0, 2), 0, intact, replace=True)
         follow(client, keys, copy)
         assert_holds(copy, *publisher.sent[1])
 
@@ -209,12 +209,12 @@ def test_chunks_come_from_replicas_and_from_the_primary_when_those_fail(redis_se
             copy.advance(source, keys, [manifest])
             assert source.read_bytes == {"replica": count, "primary": 0}
             replica.config_set("replica-read-only", "no")
-            replica.delete(keys.weight_chunks(1))  # behind: what the primary has is missing there
+            replica.delete(keys.weight_chunks(0, 1))  # behind: what the primary has is missing there
             source = ChunkSource(client, [replica])
             copy.advance(source, keys, [manifest])
             assert source.read_bytes == {"replica": 0, "primary": count}
             publisher.send(full=True)
-            _caught_up(client, replica, keys.weight_chunks(2))
+            _caught_up(client, replica, keys.weight_chunks(0, 2))
             rewrite(replica, Keys(keys.run), 2, lambda c: flip(c, 3))
             source = ChunkSource(client, [replica])
             follow_from(source, client, keys, copy)

@@ -36,7 +36,7 @@ def test_fifty_versions_with_joins_losses_and_keyframes(client, keys, seed, wire
     for number in range(50):
         published = published_manifests(client, keys)
         held = [copy.held.key for copy in samplers.values() if copy.held is not None]
-        free_versions(client, keys, plan_free(published, held))
+        free_versions(client, keys, plan_free(published, held), epoch=publisher.epoch)
         if number and dice.random() < 0.05:  # the trainer starts again
             publisher.epoch += 1
         codec = decide_codec(

@@ -61,7 +61,7 @@ def test_what_is_read_is_what_was_published(client, keys, pair, chunk_bytes, wir
         for tensors in pair:
             manifest = publisher.send(tensors)
             assert latest_manifest(client, keys) == manifest
-            entries = client.xrange(keys.weight_chunks(publisher.version))
+            entries = client.xrange(keys.weight_chunks(publisher.epoch, publisher.version))
             assert all(len(fields[b"data"]) <= chunk_bytes for _, fields in entries)
             follow(client, keys, copy)
             assert_holds(copy, manifest, tensors, wire)
@@ -132,13 +132,13 @@ def test_a_forged_chunk_is_found_by_the_result(client, keys, full):
     with HostCopy() as copy:
         follow(client, keys, copy)
         manifest = publisher.send(full=full)
-        intact = client.dump(keys.weight_chunks(2))
+        intact = client.dump(keys.weight_chunks(0, 2))
         for index in range(manifest.chunks):
             rewrite(client, keys, 2, lambda c, i=index: flip(c, i, forge=True))
             with pytest.raises(WeightsCorrupt):
                 follow(client, keys, copy)
             assert_holds(copy, *publisher.sent[0])
-            client.restore(keys.weight_chunks(2), 0, intact, replace=True)
+            client.restore(keys.weight_chunks(0, 2), 0, intact, replace=True)
         follow(client, keys, copy)
         assert_holds(copy, *publisher.sent[1])
 
@@ -160,13 +160,13 @@ def test_more_than_fits_is_not_published(client, keys):
     for full in (True, False):
         with pytest.raises(WeightsTooLarge, match=r"version \d: .* bytes exceed the limit of 200"):
             publisher.send(full=full, limit_bytes=200)
-        assert client.exists(keys.weight_chunks(publisher.version)) == 0
+        assert client.exists(keys.weight_chunks(publisher.epoch, publisher.version)) == 0
     assert latest_manifest(client, keys).version == 1
     assert publisher.send(limit_bytes=5000)
 
 
 def test_a_publisher_that_died_leaves_nothing_that_is_read(client, keys):
-    client.xadd(keys.weight_chunks(1), {"index": 0, "data": b"of an attempt that died"})
+    client.xadd(keys.weight_chunks(0, 1), {"index": 0, "data": b"of an attempt that died"})
     assert latest_manifest(client, keys) is None
     publisher = Publisher(client, keys)
     publisher.send()
@@ -191,10 +191,10 @@ def test_what_is_freed_is_gone_and_a_joiner_finds_the_rest(client, keys):
     publisher = Publisher(client, keys)
     for full in (True, False, False, True, False):
         publisher.send(full=full)
-    client.xadd(keys.weight_chunks(0), {"index": 0})  # left by a publisher that was killed
+    client.xadd(keys.weight_chunks(0, 0), {"index": 0})  # left by a publisher that was killed
     published = published_manifests(client, keys)
-    assert free_versions(client, keys, plan_free(published, [(0, 5)])) == 4
-    assert client.exists(*(keys.weight_chunks(v) for v in range(4))) == 0
+    assert free_versions(client, keys, plan_free(published, [(0, 5)]), epoch=0) == 4
+    assert client.exists(*(keys.weight_chunks(0, v) for v in range(4))) == 0
     assert [m.version for m in published_manifests(client, keys)] == [4, 5]
     with HostCopy() as copy:
         follow(client, keys, copy)
@@ -207,9 +207,9 @@ def test_a_number_that_a_resumed_run_uses_again_is_not_freed_with_the_old_one(cl
         publisher.send()
     publisher.epoch, publisher.version = 1, 1
     publisher.send(full=True)
-    free_versions(client, keys, plan_free(published_manifests(client, keys), []))
+    free_versions(client, keys, plan_free(published_manifests(client, keys), []), epoch=1)
     assert [m.key for m in published_manifests(client, keys)] == [(1, 2)]
-    assert client.exists(*(keys.weight_chunks(v) for v in (1, 3))) == 0
+    assert client.exists(*(keys.weight_chunks(0, v) for v in (1, 2, 3))) == 0
     with HostCopy() as copy:
         follow(client, keys, copy)
         assert_holds(copy, *publisher.sent[-1])
@@ -221,6 +221,7 @@ def test_a_manifest_that_does_not_add_up_is_rejected(client, keys):
     client.xadd(keys.weights, {"manifest": broken})
     with pytest.raises(WeightsCorrupt, match="digest does not match the listed tensors"):
         latest_manifest(client, keys)
+    client.delete(keys.weights)
     client.xadd(keys.weights, {"other": "x"})
     with pytest.raises(WeightsCorrupt, match="an entry of stream weights has no manifest"):
         latest_manifest(client, keys)
@@ -265,11 +266,11 @@ def test_a_version_of_another_transport_has_only_a_manifest_in_redis(client, key
         0,
     )
     assert [(spec.name, spec.offset) for spec in sent.tensors] == [("w", 0), ("scale", 12)]
-    assert not client.exists(keys.weight_chunks(2))
+    assert not client.exists(keys.weight_chunks(0, 2))
     with pytest.raises(WeightsVersionRefused, match="version 2 of run epoch 0 is not above version 2"):
         publish_offer(
             client, keys, transport="file", offer=offer, specs=sent.tensors, epoch=0, version=2, step=6
         )
-    free_versions(client, keys, plan_free(published_manifests(client, keys), [(0, 2)]))
+    free_versions(client, keys, plan_free(published_manifests(client, keys), [(0, 2)]), epoch=0)
     assert published_manifests(client, keys) == [sent]
-    assert not client.exists(keys.weight_chunks(1))
+    assert not client.exists(keys.weight_chunks(0, 1))

@@ -97,7 +97,7 @@ def assert_holds(copy: HostCopy, manifest: WeightManifest, tensors: Tensors, wir
 
 def rewrite(client: redis.Redis, keys: Keys, version: int, change: Any) -> None:
     """Apply `change` to the list of chunk fields of a version and write the stream again."""
-    stream = keys.weight_chunks(version)
+    stream = keys.weight_chunks(0, version)
     chunks = [dict(fields) for _, fields in client.xrange(stream)]  # type: ignore[union-attr]
     client.delete(stream)
     for number, fields in enumerate(change(chunks), start=1):
