@@ -42,9 +42,10 @@ def chaos(cache: Path, tmp_path: Path, faults: int, seed: int, budget_s: float) 
 
 
 @pytest.mark.timeout(1200)
-def test_twenty_faults_change_nothing(cache: Path, tmp_path: Path) -> None:
-    # This seed's faults hit every service in every way, and the trainer once with -9.
-    chaos(cache, tmp_path, 20, seed=261, budget_s=1190)
+def test_sixteen_faults_change_nothing(cache: Path, tmp_path: Path) -> None:
+    # This seed's faults kill every service, cut and pause all but one, and pause the controller for longer
+    # than the trainer waits for it.
+    chaos(cache, tmp_path, 16, seed=343, budget_s=1190)
 
 
 @pytest.mark.slow

@@ -19,7 +19,8 @@ from leeway_host.redis_server import EmbeddedRedis
 
 Kind = Literal["kill", "pause", "cut", "restart-redis"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-PAUSE_S = 6.0
+PAUSES_S = (2.0, 6.0, 15.0)
+"""Lengths of pauses: the last exceeds the defaults of sync.verdict_timeout_s and sync.ticket_idle_s."""
 STEPS_PER_FAULT = 2
 SAMPLERS = 2
 SERVICES = ["controller", "trainer", *(f"sampler-{i}" for i in range(SAMPLERS))]
@@ -40,6 +41,8 @@ class Fault:
     delay: float
     pick: float
     """In [0, 1): which of the target's processes a kill hits; 0 is the service itself."""
+    pause_s: float = 0.0
+    """How long a pause lasts."""
 
 
 def plan_faults(count: int, seed: int, kinds: Sequence[Kind] = KINDS) -> list[Fault]:
@@ -59,6 +62,7 @@ def plan_faults(count: int, seed: int, kinds: Sequence[Kind] = KINDS) -> list[Fa
                 delay=round(float(rng.uniform(0, 1.0)), 3),
                 # Half of the kills hit the service itself, the others one of its children.
                 pick=round(max(0.0, float(rng.uniform(-1, 1))), 3),
+                pause_s=float(rng.choice(PAUSES_S)),
             )
         )
     return faults
@@ -80,7 +84,7 @@ class Injector:
             return "kill -9 redis, restarted"
         if fault.target == REDIS:
             assert self.server.pid is not None
-            return _pause(os.kill, self.server.pid, REDIS)
+            return _pause(os.kill, self.server.pid, REDIS, fault.pause_s)
         for name in (fault.target, *(name for name in SERVICES if name != fault.target)):
             if (hit := self._hit(fault, name)) is not None:
                 return hit
@@ -96,7 +100,7 @@ class Injector:
             return f"cut {cut} connections of {name}" if cut else None
         if fault.kind == "kill":
             return _kill_one(service, fault.pick)
-        return _pause(os.killpg, service.pid, name)
+        return _pause(os.killpg, service.pid, name, fault.pause_s)
 
     def _cut_connections(self, target: str) -> int:
         name = client_name(self.run_id, target)
@@ -122,13 +126,13 @@ def _kill_one(service: Service, pick: float) -> str | None:
     return f"kill -9 {service.name}{child}"
 
 
-def _pause(send: Callable[[int, int], None], pid: int, name: str) -> str:
-    """Stop a process (`os.kill`) or a group (`os.killpg`), and let it continue after PAUSE_S."""
+def _pause(send: Callable[[int, int], None], pid: int, name: str, seconds: float) -> str:
+    """Stop a process (`os.kill`) or a group (`os.killpg`), and let it continue after `seconds`."""
     _signal(send, pid, signal.SIGSTOP)
-    timer = threading.Timer(PAUSE_S, _signal, (send, pid, signal.SIGCONT))
+    timer = threading.Timer(seconds, _signal, (send, pid, signal.SIGCONT))
     timer.daemon = True
     timer.start()
-    return f"pause {name} for {PAUSE_S:g} s"
+    return f"pause {name} for {seconds:g} s"
 
 
 def _in_group(pid: int, group: int | None) -> bool:

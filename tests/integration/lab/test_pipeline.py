@@ -20,7 +20,7 @@ from leeway_lab.model import MAX_LENGTH, Task, base_directory, load_base
 from leeway_lab.pipeline import PipelineFailed, build_config, read_result, run_pipeline
 from leeway_lab.spec import ModelSpec, RunSpec, experiments
 from leeway_lab.store import execute_all, load, path_of
-from leeway_trainer.checkpoint import write_model
+from leeway_trainer.export import write_model
 
 SMALL = ModelSpec(hidden=32, layers=1, heads=2, length=4, target_accuracy=0.01)
 SPECS = [

@@ -82,9 +82,7 @@ def test_a_run_with_an_unusable_reward_ends_before_it_starts_anything(tmp_path):
     (tmp_path / "run.yaml").write_text(
         "{model: {name: tiny, max_length: 64}, task: {kind: digits, reward: 'own_lists:score'}}"
     )
-    started = time.monotonic()
     result = CliRunner().invoke(app, ["run", "run.yaml", "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
     assert "it requires 'completions', which Leeway does not pass" in result.output
     assert not list(tmp_path.glob("out/logs/*"))
-    assert time.monotonic() - started < 60

@@ -11,6 +11,8 @@ from leeway.checks.board import Records, merge
 from leeway.messages import MessageError, Rollout, decode
 from toy_run import MODES, ToyRun, toy_config
 
+pytestmark = pytest.mark.thorough
+
 STEPS = 25
 
 

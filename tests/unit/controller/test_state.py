@@ -18,6 +18,8 @@ from leeway_controller.state import (
     plan_issue,
 )
 
+pytestmark = pytest.mark.thorough
+
 
 def report(event: str, epoch: int, step: int, version: int, **metrics: float) -> ReportHeader:
     return ReportHeader(event=event, epoch=epoch, step=step, version=version, metrics=metrics)  # type: ignore[arg-type]

@@ -16,6 +16,8 @@ from leeway.corrections import METHODS, Denominators, TokenBatch, surrogate_loss
 from leeway.corrections.clips import f_clamp, f_identity, f_ppo
 from leeway.corrections.primitives import tail_kappa, tail_surrogate
 
+pytestmark = pytest.mark.thorough
+
 CLIPS = {
     "ppo": f_ppo(0.2, 0.2, 3.0),
     "clamp": f_clamp(0.0, 2.0),

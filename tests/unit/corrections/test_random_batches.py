@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from leeway.corrections import METHODS, Denominators, TokenBatch, advantages, surrogate_loss
 
+pytestmark = pytest.mark.thorough
+
 CONFIGS: list[dict[str, Any]] = [
     {"method": "dlc"},
     {"method": "dlc", "centering": "weighted", "lag_clip": "clamp"},

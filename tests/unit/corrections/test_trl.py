@@ -19,6 +19,8 @@ from torch import Tensor
 from leeway.config import build_correction
 from leeway.corrections import Denominators, TokenBatch, advantages, surrogate_loss
 
+pytestmark = pytest.mark.thorough
+
 pytest.importorskip("trl", reason="TRL is not installed; make setup installs it")
 
 PROMPTS = [[5, 6, 7], [5, 6, 7], [8, 9], [8, 9]]

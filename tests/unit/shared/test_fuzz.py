@@ -57,7 +57,9 @@ from leeway.weights import (
     weights_digest,
 )
 
-EXAMPLES, LONG_S = 150, 15.0
+pytestmark = pytest.mark.thorough
+
+EXAMPLES, LONG_S = 150, 60.0
 """Examples of a round, and the processor time for rounds of new ones: a busy machine does not try fewer."""
 MAX_S = 3.0
 """Most processor time that one input may take; one that waits for something ends at the test's timeout."""
@@ -66,7 +68,7 @@ MAX_BYTES = 64 << 20
 
 
 @pytest.fixture(
-    params=[False, pytest.param(True, marks=[pytest.mark.fuzz, pytest.mark.timeout(600)])],
+    params=[False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
     ids=["quick", "minute"],
 )
 def long(request: pytest.FixtureRequest) -> bool:

@@ -11,6 +11,8 @@ import pytest
 
 from leeway_host.launch.commands import SERVICE_ENV
 
+pytestmark = pytest.mark.thorough
+
 HIDING = ("types.py", "redis/__init__.py", "pydantic.py", "typer.py", "yaml.py", "numpy.py")
 
 

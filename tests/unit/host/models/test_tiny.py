@@ -8,6 +8,8 @@ from leeway_host.models import ModelError, prepare_model
 from leeway_host.models.base import read_provenance
 from leeway_host.models.tiny import TinyParams, build_cache_key, build_tokenizer
 
+pytestmark = pytest.mark.thorough
+
 DIGITS = task_config(kind="digits", params={"length": 1}, size=600)
 SMALL = {"hidden": 64, "layers": 1, "heads": 2, "warmup_batch": 32, "warmup_steps": 200, "warmup_lr": 5e-3}
 

@@ -29,6 +29,8 @@ from leeway_host.preflight.runner import Check, PreflightFailed, check_file, run
 from leeway_host.preflight.server import check_server_memory
 from leeway_host.preflight.settings import check_settings
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[4]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 SIZES = {"0.6b": 596_000_000, "1.7b": 1_720_000_000, "tiny": 430_000}
