@@ -140,6 +140,8 @@ def _try(client: redis.Redis, keys: Keys, attempt: Callable[[redis.Redis, Keys],
         return "no permission"
     except (redis.exceptions.ReadOnlyError, redis.exceptions.OutOfMemoryError) as exc:
         return str(exc)
+    except redis.WatchError as exc:
+        return str(exc)  # nobody else writes these keys: a read-only server ended the transaction
     except ResponseError as exc:
         text = str(exc)
         if "unknown command" in text.lower() or text.startswith(("READONLY", "MISCONF", "OOM", "NOREPLICAS")):

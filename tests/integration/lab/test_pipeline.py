@@ -97,10 +97,11 @@ class Finished:
         self.directory, self.spec = directory, spec
         self.model, _ = load_base(spec.model)
         self.recorder = Recorder(directory, build_config(spec, directory))
+        self.model.config.save_pretrained(directory / "source")
         self.states: dict[str, dict[str, Tensor]] = {}
         for number, place in enumerate(("batches/step-0000/theta", "batches/step-0001/theta", "model")):
             state = {n: (p + number).to(dtype) for n, p in self.model.named_parameters()}
-            write_model(directory / place, self.model, state.items(), keep=True)  # type: ignore[arg-type]
+            write_model(directory / place, self.model, state.items(), directory / "source", keep=True)  # type: ignore[arg-type]
             self.states[place] = state
 
     def step(self, step: int, version: int, epoch: int = 0) -> None:

@@ -58,7 +58,7 @@ def user(redis_server: EmbeddedRedis, client: Client) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("rules", "parts"),
     [
-        (("~*", "+@all", "-xautoclaim"), ["XAUTOCLAIM (trainer), XAUTOCLAIM (sampler): no permission"]),
+        (("~*", "+@all", "-xautoclaim"), ["XAUTOCLAIM (controller), XAUTOCLAIM (sampler): no permission"]),
         (("~*", "+@all", "-unlink"), ["UNLINK (launcher)", "leeway redis acl"]),
         (("~*", "+@all", "-@transaction"), ["WATCH, MULTI, EXEC (controller)"]),
         (("~*", "+@all", "-hsetnx", "-xtrim"), ["HSETNX (sampler)", "XTRIM (controller)"]),
