@@ -18,6 +18,8 @@ from leeway_lab.report import write_report, write_verdict
 from leeway_lab.results import Figure, Series, Verdict, first_departure
 from leeway_lab.spec import RunSpec, choose, experiments, merged
 
+pytestmark = pytest.mark.thorough
+
 
 def test_every_experiment_is_valid_and_can_be_analysed() -> None:
     for name, experiment in experiments().items():

@@ -10,6 +10,8 @@ import pytest
 
 from leeway.config.load import load_config
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[3]
 
 

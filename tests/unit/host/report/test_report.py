@@ -9,6 +9,8 @@ from leeway_host.report import ReportError, write_report
 from leeway_host.report.plots import panels, running_mean
 from leeway_host.report.read import read_run
 
+pytestmark = pytest.mark.thorough
+
 
 def row(step, **more):
     return {
