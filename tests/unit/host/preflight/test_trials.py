@@ -14,7 +14,6 @@ import psutil
 import pytest
 from preflight_support import config_of, edit_json, levels, site_of, text_of
 
-from leeway.errors import UsageError
 from leeway_host.models.base import quiet_libraries
 from leeway_host.models.tiny import TinyParams, build_model, build_tokenizer
 from leeway_host.preflight.site import Site, read_model
@@ -163,11 +162,12 @@ def test_a_tokenizer_that_cannot_be_loaded(good_model: Path, tmp_path: Path, sit
     assert "the tokenizer in" in text_of(found) and levels(found) == {"error"}
 
 
-def test_an_export_that_would_fail_is_named(good_model: Path, tmp_path: Path) -> None:
-    from leeway_trainer.trial import try_export
-
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that cannot be read")
+def test_an_export_that_would_fail_is_named(good_model: Path, tmp_path: Path, site: Site) -> None:
     directory = tmp_path / "copy"
     shutil.copytree(good_model, directory)
-    (directory / "config.json").unlink()
-    with pytest.raises(UsageError, match=r"has no config\.json"):
-        try_export(None, directory)
+    (directory / "notes.txt").symlink_to("/proc/self/mem")
+    site = replace(site, config=config_of(model={"max_length": 128}), model=read_model(directory))
+    found = TrialProcess("trainer", "leeway_trainer.trial", 120.0).run(site)
+    assert [(f.level, f.check) for f in found] == [("ok", "trainer"), ("error", "export")], text_of(found)
+    assert "notes.txt" in found[1].text and "output.save_model=false" in found[1].text
