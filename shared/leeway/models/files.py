@@ -56,6 +56,13 @@ def keep_model_files(source: Path, target: Path) -> None:
     publish(temporary, target)
 
 
+def share_weights(directory: Path) -> None:
+    """Let whoever may read `directory` read its weights, which safetensors writes for their owner alone."""
+    mode = directory.stat().st_mode & 0o666
+    for path in directory.glob("*.safetensors"):
+        path.chmod(mode)
+
+
 def publish(temporary: Path, target: Path) -> None:
     """Put a finished directory in the place of `target`: it is on disk, and complete, or not there."""
     sync_tree(temporary)
