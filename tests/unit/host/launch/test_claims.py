@@ -103,6 +103,8 @@ def test_a_resume_is_refused_before_the_preflight(
     (tmp_path / "checkpoints" / "latest").write_text("")
     result = LocalRun(CONFIG, tmp_path, resume=True, resume_from=resume_from, preflight=True).run()
     assert result.exit_code == 2 and words in result.summary["error"]
+    if resume_from is None:
+        assert result.summary["reason"]["next"] == f"leeway run --resume {tmp_path} --resume-from 5"
 
 
 def test_a_bug_ends_with_a_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
