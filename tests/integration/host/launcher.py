@@ -1,4 +1,7 @@
-"""The command `leeway` with stand-ins for the services and without a model. `launcher.py run CONFIG ...`."""
+"""The command `leeway` with stand-ins for the services, without a model. `launcher.py run CONFIG ...`
+
+There is nothing that a preflight could try: it is left out.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import sys
 from pathlib import Path
 
 from leeway_host.cli.app import main
+from leeway_host.launch import local
 from leeway_host.launch.commands import Command, LaunchPlan
 from leeway_host.launch.local import LocalRun
 
@@ -22,8 +26,13 @@ def prepare_model(self: LocalRun) -> Path:
     return self.out
 
 
+def require_ready(config: object, out: Path, *_: object) -> Path:
+    return out
+
+
 LaunchPlan._command = command  # type: ignore[method-assign]
 LocalRun.prepare_model = prepare_model  # type: ignore[method-assign]
+local.require_ready = require_ready  # type: ignore[attr-defined, assignment]
 
 if __name__ == "__main__":
     main()
