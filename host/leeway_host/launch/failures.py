@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from leeway_host.launch.services import Service
 FINAL = (EXIT_USAGE, EXIT_STALLED, EXIT_POISONED)
 """Exit codes after which restarting a service changes nothing."""
 LAUNCHER, SERVER = "launcher", "redis"
+RESUME_FROM = re.compile(r"leeway run --resume .+ --resume-from \d+")
+"""What a message about a damaged checkpoint ends with."""
 
 
 class RunFailed(LeewayError):
@@ -74,7 +77,8 @@ def find_reason(error: BaseException, out: Path, *, resumable: bool) -> Reason:
     process = error.process if isinstance(error, RunFailed) else LAUNCHER
     cause = error.cause if isinstance(error, RunFailed) else describe_error(error)
     if isinstance(error, LeewayError) and error.exit_code == EXIT_USAGE:
-        return Reason(process, cause, "correct this, and start the run again")
+        way_out = RESUME_FROM.search(cause)
+        return Reason(process, cause, way_out[0] if way_out else "correct this, and start the run again")
     again = f"leeway run --resume {out}" if resumable else f"start the run again (logs: {out / 'logs'})"
     return Reason(process, cause, next_step(cause, again))
 

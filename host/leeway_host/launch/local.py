@@ -1,6 +1,6 @@
 """`leeway run`: all services of a run as processes of this machine.
 
-claim      the output directory belongs to this run alone                       claims.py
+claim      the output directory belongs to this run alone; what it resumes      claims.py
 preflight  try what can only fail late                                          leeway_host.preflight
 prepare    check environment, ports and task; start or find the server          environment.py, server.py
            build or find the model                                              leeway_host.models
@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from leeway.checkpoints.find import roll_back
+from leeway.checkpoints.find import find_checkpoint, roll_back
 from leeway.config import RunConfig
 from leeway.config.load import dump_config
 from leeway.diagnose import describe_tickets, is_stalled
@@ -134,6 +134,10 @@ class LocalRun:
 
         self.stop.immediate = True  # nothing runs yet that would need a drain
         require_environment(self.view.note)
+        if self.resume and self.resume_from is not None:
+            find_checkpoint(self.out, self.resume_from)  # before the preflight, which takes a while
+        elif self.resume and self._is_complete():
+            return
         if self.preflight:
             require_ready(self.config, self.out, self.prepare_model, self.view.note, self.view.status)
         check_ports(self.config)
@@ -141,12 +145,7 @@ class LocalRun:
             check_reward(self.config.task)
         if self.resume and self.resume_from is not None:
             roll_back(self.out, self.resume_from)
-        if self.resume:
-            check_checkpoint(self.out, self.config)
-            if only_export_is_left(self.out, self.config):
-                self.view.note(f"every step is done; writing {self.out}/model from the last checkpoint")
-                export_run(self.out)
-                self.started = True
+            if self._is_complete():
                 return
         self.redis: RunServer = stack.enter_context(run_server(self.config, self.keys, self.view.note))
         self.checks = CheckFile(self.redis.client, self.keys, self.out)
@@ -165,6 +164,19 @@ class LocalRun:
         self._watch()
         self.view.status("stopping")
         self.fleet.stop(self.config.sampler.drain_s + 10)
+
+    def _is_complete(self) -> bool:
+        """Whether the run to resume had done every step; what was left, its export, is made.
+
+        Raises UsageError for a checkpoint that it cannot continue from.
+        """
+        check_checkpoint(self.out, self.config)
+        if not only_export_is_left(self.out, self.config):
+            return False
+        self.view.note(f"every step is done; writing {self.out}/model from the last checkpoint")
+        export_run(self.out)
+        self.started = True
+        return True
 
     def prepare_model(self) -> Path:
         """Directory of the model, built or fetched if necessary."""

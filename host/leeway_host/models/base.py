@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from leeway.errors import UsageError
+from leeway.models.files import share_weights
 from leeway_host.launch.environment import find_cache
 
 Progress = Callable[[str], None]
@@ -48,6 +49,7 @@ def publish_dir(target: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.chmod(0o755)
+        share_weights(temporary)
         if target.exists() and not is_model_dir(target):
             shutil.rmtree(target)
         try:

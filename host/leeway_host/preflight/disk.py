@@ -49,7 +49,10 @@ def try_checkpoint(out: Path) -> Finding:
         what = exc.strerror or str(exc)
         where = "" if root == out else f" ({out} does not exist yet)"
         return Finding(
-            "error", WRITE, f"a checkpoint cannot be written in {root}{where}: {what}", "choose another --out"
+            "error",
+            WRITE,
+            f"a checkpoint cannot be written in {root}{where}: {what}",
+            "choose another --out (output.dir)",
         )
     finally:
         if probe is not None:

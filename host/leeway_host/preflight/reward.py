@@ -8,15 +8,19 @@ from collections.abc import Iterator
 from leeway.config import RunConfig
 from leeway.findings import Finding, run_trial
 from leeway.rewards import check_reward
-from leeway.tasks import load_task
+from leeway.tasks import TaskError, load_task
 
-CHECK = "reward"
+CHECK, TASK = "reward", "task"
 
 
 def try_reward(config: RunConfig, model: str) -> Iterator[Finding | str]:
     """Score the first item's own answer as a response. Raises TaskError when that fails."""
     yield "loading the task"
-    task = load_task(config.task)
+    try:
+        task = load_task(config.task)
+    except TaskError as exc:
+        yield Finding("error", TASK, str(exc))
+        return
     yield f"scoring one response with {config.task.reward}"
     started = time.monotonic()
     value = check_reward(config.task, task)

@@ -128,13 +128,21 @@ def run_preflight(
         directory = prepare()
         site = replace(site, model=read_model(directory))
     except (LeewayError, OSError) as exc:
-        return [*found, Finding("error", model.CHECK, str(exc))], None
+        return distinct([*found, Finding("error", model.CHECK, str(exc))]), None
     progress("preflight: model, prompts, trainer, export")
     found += run_checks(second_checks(), site)
     if engine:
         progress("preflight: engine")
         found += run_checks([engine_check(site.config)], site)
-    return found, directory
+    return distinct(found), directory
+
+
+def distinct(findings: Sequence[Finding]) -> list[Finding]:
+    """The first finding of each text: a task that cannot be loaded fails several checks."""
+    first: dict[str, Finding] = {}
+    for finding in findings:
+        first.setdefault(finding.text, finding)
+    return list(first.values())
 
 
 def is_remote(name: str) -> bool:

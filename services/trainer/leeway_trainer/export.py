@@ -23,7 +23,7 @@ from leeway.checkpoints.state import MODEL_FILES, CheckpointError, TrainState, r
 from leeway.config.read_yaml import read_file
 from leeway.errors import LeewayError, UsageError
 from leeway.models.base import ModelError, first_few, model_directory
-from leeway.models.files import copy_model_files, publish
+from leeway.models.files import copy_model_files, publish, share_weights
 from leeway_trainer.checkpoint import ENGINE_TAG
 from leeway_trainer.model import DTYPES
 from leeway_trainer.policy import LM_PREFIX
@@ -82,6 +82,7 @@ def save_weights(directory: Path, tensors: dict[str, Tensor]) -> None:
     from huggingface_hub import save_torch_state_dict
 
     save_torch_state_dict(tensors, directory, max_shard_size=MAX_SHARD, metadata={"format": "pt"})
+    share_weights(directory)
 
 
 def named_as_in_files(lm: PreTrainedModel, state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from leeway.config import RunConfig
 from leeway.errors import UsageError
 from leeway.findings import Finding, run_trial
+from leeway.models.base import ModelError
 from leeway.process import limit_threads
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ SMALL_BYTES = 1 << 30
 def try_trainer(config: RunConfig, model: str) -> Iterator[Finding | str]:
     """The model as far as its size allows, and the export that ends the run.
 
-    Raises UsageError for a model that the trainer cannot load, ModelError for one that cannot be exported.
+    Raises UsageError for a model that the trainer cannot load.
     """
     limit_threads(config.trainer.cpu_threads)
     directory = Path(model)
@@ -53,11 +54,14 @@ def try_trainer(config: RunConfig, model: str) -> Iterator[Finding | str]:
 
 
 def try_export(lm: Any, directory: Path) -> Finding:
-    """The export to a temporary directory. Raises ModelError that names what fails."""
+    """The export to a temporary directory; an error names what fails."""
     from leeway_trainer.export import rehearse_export
 
     with tempfile.TemporaryDirectory(prefix="leeway-export-") as target:
-        rehearse_export(lm, directory, Path(target) / "out")
+        try:
+            rehearse_export(lm, directory, Path(target) / "out")
+        except ModelError as exc:
+            return Finding("error", EXPORT, str(exc), "correct the model directory")
     return Finding("ok", EXPORT, "one tensor and all files beside the weights can be written")
 
 

@@ -48,8 +48,9 @@ def _expected_of_choice(key: str, section: str, choice: Choice[Section], name: s
     guess = _guess(key.removeprefix(f"{name}_"), allowed)
     if owners:
         guess = (
-            f"it is a key of {choice.key} {', '.join(owners)}; to change the {choice.key}, replace the whole "
-            f"section: --set '{section}={{{choice.key}: {name}}}'; "
+            f"it is a key of {choice.key} {', '.join(owners)}: set the {choice.key} with it, --set "
+            f"'{section}={{{choice.key}: {owners[0]}, {key}: ...}}', or remove it: --set "
+            f"'{section}={{{choice.key}: {name}}}' replaces the whole section; "
         )
     return f"{guess}{choice.key} {name} allows: {', '.join(allowed)}"
 

@@ -31,12 +31,20 @@ def model_files(source: Path) -> list[Path]:
 
 
 def copy_model_files(source: Path, target: Path) -> None:
-    """Copy all files that are not weights from one model directory to another. Raises ModelError, OSError."""
+    """Copy all files that are not weights from one model directory to another.
+
+    Raises ModelError, and OSError that names the file.
+    """
     if not (source / CONFIG).is_file():
         raise ModelError(f"model {source} has no {CONFIG}")
     for part in model_files(source):
-        (target / part).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / part, target / part)
+        try:
+            (target / part).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / part, target / part)
+        except OSError as error:
+            if error.filename is None:  # read and write do not know the file's name
+                error.filename, error.filename2 = str(source / part), str(target / part)
+            raise
 
 
 def keep_model_files(source: Path, target: Path) -> None:
@@ -46,6 +54,13 @@ def keep_model_files(source: Path, target: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     copy_model_files(source, temporary)
     publish(temporary, target)
+
+
+def share_weights(directory: Path) -> None:
+    """Let whoever may read `directory` read its weights, which safetensors writes for their owner alone."""
+    mode = directory.stat().st_mode & 0o666
+    for path in directory.glob("*.safetensors"):
+        path.chmod(mode)
 
 
 def publish(temporary: Path, target: Path) -> None:

@@ -127,7 +127,9 @@ def _check_value(value: Any, where: str) -> None:
         for inner in value:
             _check_value(inner, where)
     elif isinstance(value, _Constant):
-        raise TaskError(f"{where} is {value.name}, which is not a value of JSON; write null, or text")
+        raise TaskError(
+            f"{where} is {value.name}, which is not a value of JSON; correct the value, or write it as text"
+        )
     elif isinstance(value, str):
         try:
             value.encode()

@@ -75,6 +75,8 @@ def test_a_checkpoint_gives_the_model_that_the_trainer_exports(source, ranks, tm
     assert {k: v.dtype for k, v in tensors.items()} == {k: v.dtype for k, v in wanted.items()}
     assert [name for name in wanted if not torch.equal(tensors[name], wanted[name])] == []
     for directory in (found, tmp_path / "wanted"):
+        modes = {path.name: path.stat().st_mode for path in directory.iterdir()}
+        assert len(set(modes.values())) == 1, modes
         for name in ("config.json", "generation_config.json", "tokenizer.json"):
             assert (directory / name).read_bytes() == (source / name).read_bytes()
         load_policy_model(directory, dtype=torch.float32, chunk_tokens=5)  # no tensor is missing

@@ -58,6 +58,13 @@ def test_a_directory_without_configuration_is_refused(tmp_path: Path) -> None:
         copy_model_files(tmp_path, tmp_path / "export")
 
 
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that cannot be read")
+def test_a_file_that_cannot_be_read_is_named(source: Path, tmp_path: Path) -> None:
+    (source / "notes.txt").symlink_to("/proc/self/mem")
+    with pytest.raises(OSError, match=r"Input/output error: '.*notes\.txt' -> '.*export/notes\.txt'"):
+        copy_model_files(source, tmp_path / "export")
+
+
 def test_a_published_directory_replaces_the_old_one_completely(tmp_path: Path) -> None:
     for name, text in (("new", "2"), ("model", "1")):
         (tmp_path / name).mkdir()

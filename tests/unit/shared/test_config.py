@@ -60,15 +60,15 @@ def test_an_unknown_key_of_a_correction_names_those_of_its_method() -> None:
 
 def test_keys_of_another_method_name_it_and_the_way_out() -> None:
     text = problem(correction={"method": "tis", "centering": "none", "base_ess": 0.5})
-    assert "correction.centering: unknown key (value 'none'); it is a key of method dlc; " in text
-    assert "it is a key of method vcpo; to change the method, replace the whole section: " in text
-    assert "--set 'correction={method: tis}'" in text
+    assert "correction.centering: unknown key (value 'none'); it is a key of method dlc: " in text
+    assert "it is a key of method vcpo: set the method with it, --set 'correction={method: vcpo, " in text
+    assert "or remove it: --set 'correction={method: tis}' replaces the whole section" in text
 
 
 def test_a_file_of_one_method_takes_the_section_of_another(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("task: {kind: digits}\ncorrection: {method: dlc, lag_clip: none}\n")
-    with pytest.raises(ConfigError, match="lag_clip: unknown key .* key of method dlc; .*method tis allows"):
+    with pytest.raises(ConfigError, match="lag_clip: unknown key .* key of method dlc: .*method tis allows"):
         load_config(path, ["correction.method=tis"], environ={})
     config = load_config(path, ["correction={method: tis, clip: 3.0}"], environ={})
     assert config.correction.model_dump(exclude_defaults=True) == {"clip": 3.0}

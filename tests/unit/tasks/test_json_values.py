@@ -54,7 +54,10 @@ def test_metadata_has_plain_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (line("NaN"), "field 'answer' is NaN, which is not a value of JSON"),
+        (
+            line("NaN"),
+            "field 'answer' is NaN, which is not a value of JSON; correct the value, or write it as text",
+        ),
         (line("-Infinity"), "field 'answer' is -Infinity"),
         (line('"a"', "Infinity"), "field 'prompt' is Infinity"),
         (line('"a"', more=', "m": {"x": [NaN]}'), "field 'm' is NaN"),

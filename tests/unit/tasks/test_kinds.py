@@ -31,16 +31,17 @@ def test_every_built_in_kind_loads(tmp_path) -> None:
     [
         (
             {"kind": "digits", "name": "x"},
-            r"task.name: unknown key \(value 'x'\); it is a key of kind reasoning_gym; .*digits allows: ",
+            r"task.name: unknown key \(value 'x'\); it is a key of kind reasoning_gym: .* --set "
+            r"'task=\{kind: reasoning_gym, name: \.\.\.\}', .*digits allows: ",
         ),
         ({"kind": "digits", "siz": 3}, "task.siz: .*did you mean 'size'"),
         (
             {"kind": "jsonl", "path": "x", "size": 3},
-            "task.size: .*key of kind digits, reasoning_gym; .*jsonl allows: path",
+            "task.size: .*key of kind digits, reasoning_gym: .*jsonl allows: path",
         ),
         (
             {"name": "gcd", "path": "x"},
-            "task.path: .*key of kind jsonl; .*gym allows: name, params",
+            "task.path: .*key of kind jsonl: .*gym allows: name, params",
         ),
         ({"kind": "digit"}, "task.kind: unknown task kind 'digit'; did you mean 'digits'"),
         ({"kind": 3}, "task.kind: unknown task kind '3'; available: digits, jsonl, reasoning_gym"),

@@ -90,6 +90,23 @@ def test_a_refused_resume_leaves_a_good_run_as_it_was(tmp_path: Path) -> None:
     assert (tmp_path / "config.yaml").read_text() == "name: old\n"
 
 
+@pytest.mark.parametrize(("resume_from", "words"), [(None, "is empty"), (7, "no checkpoint of step 7")])
+def test_a_resume_is_refused_before_the_preflight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume_from: int | None, words: str
+) -> None:
+    def preflight(*_: object) -> Path:
+        raise AssertionError("a preflight of a run that cannot be resumed")
+
+    monkeypatch.setattr("leeway_host.launch.local.require_ready", preflight)
+    checkpoint(tmp_path)
+    (tmp_path / "config.yaml").write_text("name: old\n")
+    (tmp_path / "checkpoints" / "latest").write_text("")
+    result = LocalRun(CONFIG, tmp_path, resume=True, resume_from=resume_from, preflight=True).run()
+    assert result.exit_code == 2 and words in result.summary["error"]
+    if resume_from is None:
+        assert result.summary["reason"]["next"] == f"leeway run --resume {tmp_path} --resume-from 5"
+
+
 def test_a_bug_ends_with_a_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: LocalRun) -> Path:
         raise ZeroDivisionError("planted")

@@ -63,6 +63,15 @@ def test_a_traceback_is_shown_only_with_debug(tmp_path: Path) -> None:
     ("error", "resumable", "reason"),
     [
         (UsageError("bad value"), True, ("launcher", "bad value", "correct this, and start the run again")),
+        (
+            UsageError("damaged: to continue from it, leeway run --resume o --resume-from 4"),
+            True,
+            (
+                "launcher",
+                "damaged: to continue from it, leeway run --resume o --resume-from 4",
+                "leeway run --resume o --resume-from 4",
+            ),
+        ),
         (Interrupted("stopped by SIGINT"), True, ("launcher", "stopped by SIGINT", "leeway run --resume o")),
         (KeyError("x"), False, ("launcher", "KeyError: 'x'", "start the run again (logs: o/logs)")),
         (

@@ -54,6 +54,11 @@ def test_loads_as_a_tied_qwen3_with_its_tokenizer(made):
     assert tokenizer.decode(out, skip_special_tokens=True) == "7"
 
 
+def test_other_users_may_read_the_cache(made):
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in made[0].iterdir()}
+    assert modes["model.safetensors"] == "0o644", modes
+
+
 def test_warm_up_stops_at_the_target(made):
     directory, lines = made
     record = read_provenance(directory)

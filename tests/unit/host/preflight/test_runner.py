@@ -226,6 +226,19 @@ def test_a_model_that_cannot_be_had_is_one_of_the_findings(tmp_path: Path) -> No
         )
 
 
+def test_a_task_that_cannot_be_loaded_is_told_once(tmp_path: Path) -> None:
+    path = tmp_path / "items.jsonl"
+    path.write_text('{"prompt": "p", "answer": NaN}\n')
+    config = config_of(task={"kind": "jsonl", "path": str(path)}, model=SMALL_TINY)
+    found, _ = run_preflight(
+        site_of(tmp_path / "out", config, **os.environ),
+        lambda: prepare_model(config.model, tmp_path, task=config.task),
+    )
+    errors = [finding for finding in found if finding.level == "error"]
+    assert [finding.check for finding in errors] == ["task"], text_of(found)
+    assert f"{path}, line 1: field 'answer' is NaN" in errors[0].text
+
+
 def test_a_large_model_is_not_fetched_for_a_run_that_cannot_start(tmp_path: Path) -> None:
     config = config_of(model={"name": "someone/large-model"}, task={"kind": "digits", "reward": "none:such"})
 

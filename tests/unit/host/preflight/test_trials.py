@@ -14,7 +14,7 @@ import psutil
 import pytest
 from preflight_support import config_of, edit_json, levels, site_of, text_of
 
-from leeway.errors import LeewayError, UsageError
+from leeway.errors import LeewayError
 from leeway.findings import Finding
 from leeway_host.models.base import quiet_libraries
 from leeway_host.models.tiny import TinyParams, build_model, build_tokenizer
@@ -170,11 +170,12 @@ def test_a_tokenizer_that_cannot_be_loaded(good_model: Path, tmp_path: Path, sit
     assert "tokenizer" in text_of(found) or "Expecting property name" in text_of(found)
 
 
-def test_an_export_that_would_fail_is_named(good_model: Path, tmp_path: Path) -> None:
-    from leeway_trainer.trial import try_export
-
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that cannot be read")
+def test_an_export_that_would_fail_is_named(good_model: Path, tmp_path: Path, site: Site) -> None:
     directory = tmp_path / "copy"
     shutil.copytree(good_model, directory)
-    (directory / "config.json").unlink()
-    with pytest.raises(UsageError, match=r"has no config\.json"):
-        try_export(None, directory)
+    (directory / "notes.txt").symlink_to("/proc/self/mem")
+    site = replace(site, config=config_of(model={"max_length": 128}), model=read_model(directory))
+    found = TrialProcess("trainer", "leeway_trainer.trial", 120.0).run(site)
+    assert [(f.level, f.check) for f in found] == [("ok", "trainer"), ("error", "export")], text_of(found)
+    assert "notes.txt" in found[1].text and "output.save_model=false" in found[1].text
