@@ -28,6 +28,18 @@ TMP_FREE_BYTES = 32 * 2**20
 FILES_WANTED, FILES_RECOMMENDED, FILES_NEEDED = 65536, 1024, 256
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+COUNTS = {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1, "VLLM_CPU_KVCACHE_SPACE": 0}
+"""Variables that libraries read as numbers, and the smallest one that they accept."""
+OF_TORCHRUN = (
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+"""What torchrun and batch systems tell the processes of a job. A run starts its own processes."""
 DEPENDENCIES = frozenset(
     {"click", "deepspeed", "fastapi", "httpx", "huggingface_hub", "jinja2", "kubernetes", "numpy"}
     | {"opentelemetry", "pebble", "prometheus_client", "psutil", "pydantic", "pydantic_core", "redis", "rich"}
@@ -56,6 +68,9 @@ def check_environment(environ: Mapping[str, str] = os.environ) -> list[Finding]:
         check_cache,
         check_open_files,
         check_python_path,
+        check_python_options,
+        check_counts,
+        check_other_job,
     )
     return [finding for check in checks for finding in check(environ)]
 
@@ -71,8 +86,7 @@ def require_environment(note: Callable[[str], None]) -> None:
         raise UsageError("\n".join(fatal))
     for finding in findings:
         note(f"{finding.subject}: {finding.text}")
-    raise_file_limit()
-    os.environ.update(mended_environment(os.environ, find_cache(os.environ)))
+    mend_environment()
 
 
 # -- checks ------------------------------------------------------------------------------------------------
@@ -170,7 +184,43 @@ def check_python_path(environ: Mapping[str, str]) -> Iterator[Finding]:
                 )
 
 
+def check_python_options(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Docstrings are there: transformers reads some."""
+    if sys.flags.optimize >= 2:
+        yield Finding(
+            "PYTHONOPTIMIZE",
+            f"{sys.flags.optimize} removes docstrings, which transformers reads; unset it (and omit -OO)",
+        )
+
+
+def check_counts(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Numbers in variables of libraries; OpenMP also takes a list of them."""
+    for name, least in COUNTS.items():
+        given = environ.get(name)
+        if given and not all(part.strip().isdecimal() and int(part) >= least for part in given.split(",")):
+            yield Finding(
+                name, f"{given!r} is not a whole number of at least {least}; correct it, or unset it"
+            )
+
+
+def check_other_job(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """No other distributed job's ranks; they are removed, because the trainer would wait for that job."""
+    found = [f"{name}={environ[name]}" for name in OF_TORCHRUN if name in environ]
+    if found:
+        yield Finding(
+            ", ".join(found), "belongs to another distributed job, and is ignored by the run", fatal=False
+        )
+
+
 # -- mending -----------------------------------------------------------------------------------------------
+
+
+def mend_environment() -> None:
+    """Mend this process's limits and variables, which services inherit."""
+    raise_file_limit()
+    for name in OF_TORCHRUN:
+        os.environ.pop(name, None)
+    os.environ.update(mended_environment(os.environ, find_cache(os.environ)))
 
 
 def raise_file_limit() -> None:
@@ -228,7 +278,7 @@ def find_cache(environ: Mapping[str, str]) -> Path | None:
     """The directory of Leeway's cache: LEEWAY_CACHE_DIR, or leeway in XDG_CACHE_HOME or ~/.cache."""
     own, caches, home = environ.get("LEEWAY_CACHE_DIR"), environ.get("XDG_CACHE_HOME"), find_home(environ)
     if own:
-        return Path(own)
+        return home / own[2:] if own.startswith("~/") and home else Path(own)
     if caches:
         return Path(caches) / "leeway"
     return home / ".cache" / "leeway" if home else None

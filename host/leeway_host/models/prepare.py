@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from leeway.config import ModelConfig, TaskConfig
-from leeway.models.base import CONFIG, ModelError, read_json
+from leeway.models.base import CONFIG, GENERATION_CONFIG, ModelError, first_few, read_json
+from leeway.models.files import absent_files
 from leeway.models.tensors import check_tensors
 from leeway.models.tokens import check_tokens
 from leeway_host.models.base import Progress, default_cache_dir, is_model_dir, quiet_libraries
 
+ADAPTER = "adapter_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 BUILT_IN = ("smollm2-135m-instruct", "tiny")
 
@@ -78,6 +80,8 @@ def _find_pretrained(config: ModelConfig, progress: Progress, tokenizer_only: bo
         raise ModelError(f"model.name: {name}: {error}; give the path without ~") from error
     if directory.is_dir():
         return check_model_dir(directory, config.trust_remote_code, weights=not tokenizer_only)
+    if directory.is_file():
+        raise ModelError(f"model.name: {name} is a file; expected the directory that holds the model")
     if name.startswith(("/", ".", "~")):
         raise ModelError(f"model.name: {name} is not a directory (looked in {Path.cwd()})")
     if not _HUB_ID.fullmatch(name):
@@ -96,9 +100,18 @@ def check_model_dir(directory: Path, trust_remote_code: bool = False, *, weights
 
     Reads headers and configurations, no weights; without `weights` not even those headers.
     """
-    if not (directory / "config.json").is_file():
+    absent = absent_files(directory)
+    if absent:
+        raise ModelError(f"model.name: {directory} is incomplete: {first_few(absent)}; download it again")
+    if (directory / ADAPTER).is_file():
         raise ModelError(
-            f"model.name: {directory} has no config.json, so it is not a model in Hugging Face format"
+            f"model.name: {directory} has {ADAPTER}: an adapter (LoRA) is not a model, and would be ignored "
+            "beside one; merge it into its base model (merge_and_unload of PEFT) and save that"
+        )
+    if not (directory / CONFIG).is_file():
+        raise ModelError(
+            f"model.name: {directory} has no {CONFIG}, so it is not a model in Hugging Face format"
+            + _nearest_model(directory)
         )
     if not is_model_dir(directory):
         raise ModelError(
@@ -106,12 +119,19 @@ def check_model_dir(directory: Path, trust_remote_code: bool = False, *, weights
         )
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(f"model.name: {directory} has no tokenizer ({', '.join(TOKENIZER_FILES)})")
-    read_json(directory / CONFIG)
+    for file in (CONFIG, GENERATION_CONFIG):
+        read_json(directory / file)
     with quiet_libraries():
         if weights:
             check_tensors(directory, trust_remote_code=trust_remote_code)
         check_tokens(directory, _load_tokenizer(directory, trust_remote_code))
     return directory.resolve()
+
+
+def _nearest_model(directory: Path) -> str:
+    """A remark that names a model in a directory below: a folder of the Hub's cache, a trainer's output."""
+    found = sorted([*directory.glob(f"*/{CONFIG}"), *directory.glob(f"snapshots/*/{CONFIG}")])
+    return f"; did you mean {found[-1].parent}?" if found else ""
 
 
 def _load_tokenizer(directory: Path, trust_remote_code: bool) -> Any:

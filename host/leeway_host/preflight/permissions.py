@@ -10,12 +10,24 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import redis
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import (
+    AskError,
+    ClusterCrossSlotError,
+    ClusterDownError,
+    MovedError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
 
 from leeway.findings import Finding
 from leeway.streams import ROLLOUTS_GROUP, TICKETS_GROUP, Keys
 
 CHECK = "redis"
+CLUSTER = (MovedError, AskError, ClusterDownError, ClusterCrossSlotError, TryAgainError)
+CLUSTERED = "the cluster keeps this key elsewhere, or nowhere"
 Attempt = tuple[str, Callable[[redis.Redis, Keys], Any]]
 LAUNCHER = "launcher"
 
@@ -138,18 +150,29 @@ def _try(client: redis.Redis, keys: Keys, attempt: Callable[[redis.Redis, Keys],
         attempt(client, keys)
     except NoPermissionError:
         return "no permission"
-    except (redis.exceptions.ReadOnlyError, redis.exceptions.OutOfMemoryError) as exc:
-        return str(exc)
+    except CLUSTER as exc:
+        return f"{CLUSTERED} ({type(exc).__name__}: {_bare(exc)})"
+    except (ReadOnlyError, OutOfMemoryError) as exc:
+        return _bare(exc)
     except redis.WatchError as exc:
         return str(exc)  # nobody else writes these keys: a read-only server ended the transaction
     except ResponseError as exc:
-        text = str(exc)
+        text = _bare(exc)
         if "unknown command" in text.lower() or text.startswith(("READONLY", "MISCONF", "OOM", "NOREPLICAS")):
             return text.split(", with args")[0]
     return None  # also NOGROUP and the like: the command is known and allowed
 
 
+def _bare(error: Exception) -> str:
+    """The server's own words; in a transaction, redis-py puts the command before them."""
+    return str(error).partition("of pipeline caused error: ")[2] or str(error)
+
+
 def _advice(problem: str) -> str:
+    if problem.startswith(CLUSTERED):
+        return "use a server outside a cluster: the streams of a run must be on one server"
+    if "maxmemory" in problem:
+        return "the server is full: raise its maxmemory, or delete what is in it"
     if problem == "no permission":
         return "give the user the rules that leeway redis acl prints"
     if "unknown command" in problem.lower():
@@ -157,12 +180,16 @@ def _advice(problem: str) -> str:
     return "redis.url must be a primary that accepts writes"
 
 
-def delete_keys(client: redis.Redis, keys: Keys) -> None:
-    names = [
+def names_of(keys: Keys) -> list[str]:
+    """Every key that `try_commands` may create."""
+    return [
         keys.tickets, keys.rollouts, keys.weights, keys.reports, keys.verdicts, keys.events, keys.samplers,
         keys.fences, keys.state, keys.suspects, keys.checks, keys.weight_chunks(0, 1),
     ]  # fmt: skip
+
+
+def delete_keys(client: redis.Redis, keys: Keys) -> None:
     try:
-        client.unlink(*names)
+        client.unlink(*names_of(keys))
     except redis.RedisError:
         pass  # the launcher's user may not delete, which is among the findings

@@ -15,8 +15,10 @@ from leeway.errors import LeewayError
 from leeway.findings import Finding, run_trial
 from leeway.models.base import CONFIG, embedding_rows, read_json
 from leeway.models.special import special_token_notes
+from leeway.models.templates import ignored_messages
 from leeway.models.tokens import check_tokens
-from leeway.tasks import Task, encode_prompt, load_task
+from leeway.tasks import Task, build_messages, encode_prompt, load_task
+from leeway.tasks.base import Message
 
 CHECK = "prompts"
 SAMPLE = 200
@@ -64,6 +66,7 @@ def check_prompts(config: RunConfig, tokenizer: Any, task: Task, vocabulary: int
     problems = [
         *judge_length(config, longest, len(encoded[longest])),
         *judge_ids(tokenizer, encoded, vocabulary),
+        *judge_template(config, tokenizer, task, list(encoded)),
         *judge_special_tokens(tokenizer),
     ]
     yield from problems
@@ -99,6 +102,28 @@ def judge_ids(tokenizer: Any, encoded: dict[int, list[int]], vocabulary: int | N
             )
             return [Finding("error", CHECK, text, step)]
     return []
+
+
+def judge_template(config: RunConfig, tokenizer: Any, task: Task, items: list[int]) -> list[Finding]:
+    """Every message must be part of the prompt; one chat of each sequence of roles is tried."""
+    if not tokenizer.chat_template:
+        return []
+    chats: dict[tuple[str, ...], tuple[int, list[Message]]] = {}
+    for item in items:
+        chat = build_messages(task.item(item), config.task)
+        chats.setdefault(tuple(message["role"] for message in chat), (item, chat))
+    found = []
+    for item, chat in chats.values():
+        for place in ignored_messages(tokenizer, chat):
+            role, content = chat[place]["role"], chat[place]["content"]
+            if not content.strip():
+                continue
+            text = f"item {item}: the chat template drops the message of role {role!r}, {content[:60]!r}"
+            step = "use a role and content that the template knows, or correct the template"
+            if role == "system" and config.task.system_prompt is not None:
+                step = "remove task.system_prompt, or correct the template"
+            found.append(Finding("error", CHECK, text, step))
+    return found
 
 
 def judge_special_tokens(tokenizer: Any) -> list[Finding]:

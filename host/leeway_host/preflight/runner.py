@@ -24,9 +24,7 @@ from leeway.findings import Finding
 from leeway_host.launch.claims import default_out
 from leeway_host.launch.environment import (
     check_environment,
-    find_cache,
-    mended_environment,
-    raise_file_limit,
+    mend_environment,
 )
 from leeway_host.preflight import disk, machine, model, permissions, ports, report, server, settings
 from leeway_host.preflight.site import Site, read_model
@@ -179,8 +177,7 @@ def environment() -> list[Finding]:
         Finding("error" if problem.fatal else "warning", "environment", f"{problem.subject}: {problem.text}")
         for problem in check_environment()
     ]
-    raise_file_limit()
-    os.environ.update(mended_environment(os.environ, find_cache(os.environ)))
+    mend_environment()
     text = "working directory, umask, TMPDIR, cache, open files and PYTHONPATH are usable"
     return found or [Finding("ok", "environment", text)]
 

@@ -14,7 +14,7 @@ from leeway.errors import LeewayError
 from leeway.findings import Finding, Level
 from leeway.streams import Keys, connect
 from leeway.streams.client import replica_url
-from leeway_host.preflight.permissions import CHECK, COMMANDS, LAUNCHER, delete_keys, try_commands
+from leeway_host.preflight.permissions import CHECK, COMMANDS, LAUNCHER, delete_keys, names_of, try_commands
 from leeway_host.preflight.site import Site
 from leeway_host.preflight.sizes import MIB, keyframes_bytes, redis_bytes, show_size
 from leeway_host.redis_server import find_server
@@ -34,27 +34,48 @@ def check_server(site: Site) -> list[Finding]:
     if client is None:
         return found
     # Named like the run itself: a user may be restricted to runs of one name.
-    keys = Keys(f"{site.config.name}-{time.strftime('%Y%m%d%H%M%S')}-preflight-{secrets.token_hex(4)}")
+    prefix = f"{site.config.name}-{time.strftime('%Y%m%d%H%M%S')}-preflight-{secrets.token_hex(4)}"
+    keys = Keys(prefix)
     with client:
-        found += judge_info(read_info(client)) + judge_clock(client)
+        info = read_info(client)
+        found += judge_info(info) + judge_clock(client)
+        if info.get("redis_mode") == "sentinel":
+            return found
         try:
             found += try_commands(client, keys, [LAUNCHER, *_without_users(site.config)], "redis.url")
-            for service, url in settings.service_urls.items():
-                found += _check_user(service, url, keys)
         finally:
             delete_keys(client, keys)
+        for service, url in settings.service_urls.items():
+            found += _check_user(service, url, Keys(f"{prefix}-{service}"), client)
     for place in settings.read_urls:
         found += check_replica(place, settings.service_urls.get("sampler", settings.url))
     return found
 
 
-def _check_user(service: str, url: str, keys: Keys) -> list[Finding]:
+def _check_user(service: str, url: str, keys: Keys, launcher: redis.Redis) -> list[Finding]:
+    """The commands of a service with its own user, on the server and database of redis.url."""
     setting = f"redis.service_urls.{service}"
     found, client = _connect(url, setting)
     if client is None:
         return found
     with client:
-        return try_commands(client, keys, [service], setting)
+        try:
+            found = try_commands(client, keys, [service], setting)
+            if any(f.level == "error" for f in found) or _holds(launcher, keys):
+                return found
+        finally:
+            delete_keys(launcher, keys)
+            delete_keys(client, keys)
+    text = f"{setting}: what it writes cannot be seen at redis.url: it is another server or database"
+    return [Finding("error", CHECK, text, f"{setting} must differ from redis.url in user and password only")]
+
+
+def _holds(client: redis.Redis, keys: Keys) -> bool:
+    """True if one of `keys` is there, or cannot be asked for (which try_commands reports)."""
+    try:
+        return bool(client.exists(*names_of(keys)))
+    except redis.RedisError:
+        return True
 
 
 def check_server_memory(site: Site) -> list[Finding]:
@@ -109,6 +130,9 @@ def judge_info(info: Mapping[str, Any]) -> list[Finding]:
         add("error", f"{name} {version}: XAUTOCLAIM needs 6.2 or newer", "use a newer server")
     else:
         add("ok", f"{name} {version}")
+    if info.get("redis_mode") == "sentinel":
+        step = "give the address of the primary: SENTINEL get-master-addr-by-name NAME tells it"
+        add("error", "redis.url is a Sentinel, which holds no data", step)
     if info.get("role") in ("slave", "replica"):
         primary = f"{info.get('master_host')}:{info.get('master_port')}"
         add("error", f"the server is a read-only replica of {primary}", f"use {primary} as redis.url")

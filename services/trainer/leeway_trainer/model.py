@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from leeway.errors import UsageError
 from leeway.models.base import model_directory
-from leeway.models.tensors import dtype_problems, loading_problems, read_headers, refuse
+from leeway.models.tensors import dtype_problems, loading_problems, read_headers, refuse, tied_problems
 from leeway_trainer.attention import packed_hidden_states
 from leeway_trainer.head import HeadLogProbs, LogitsTransform, TailQuery, TokenQuery
 from leeway_trainer.sharing import share_prompts, shares_prompts
@@ -136,8 +136,10 @@ def load_policy_model(
             "model.name must be a directory in Hugging Face format (config.json, *.safetensors) or a hub id"
         ) from error
     names = [name for name, _ in lm.named_parameters()]
-    stored = read_headers(model_directory(directory))
-    refuse(directory, [*loading_problems(info), *dtype_problems(stored, names)])
+    source = model_directory(directory)
+    stored = read_headers(source)
+    problems = [*loading_problems(info), *dtype_problems(stored, names)]
+    refuse(directory, problems or tied_problems(source, lm, stored))
     model = PolicyModel(lm, chunk_tokens, directory)
     check_logits(model)
     share_prompts(lm)

@@ -51,7 +51,7 @@ class RedisConfig(Section):
             if not _is_redis_url(url):
                 raise ValueError(
                     "expected redis://[user]:password@host:port/0 or rediss://..., without a query; / # ? @ "
-                    "in the password are written %2F %23 %3F %40"
+                    "% in the password are written %2F %23 %3F %40 %25"
                 )
         return value
 

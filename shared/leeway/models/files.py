@@ -18,6 +18,22 @@ OURS = "leeway_model.json"
 """Says how a built-in model was made; it does not describe a model that was trained further."""
 
 
+LFS_POINTER = b"version https://git-lfs"
+
+
+def absent_files(directory: Path) -> list[str]:
+    """Files that a directory names but does not hold: broken links, and pointers of Git LFS."""
+    found = []
+    for path in sorted(directory.iterdir()):
+        if path.is_symlink() and not path.exists():
+            found.append(f"{path.name} is a link to {path.readlink()}, which does not exist")
+        elif path.is_file():
+            with path.open("rb") as file:
+                if file.read(len(LFS_POINTER)) == LFS_POINTER:
+                    found.append(f"{path.name} is a pointer of Git LFS without the content (git lfs pull)")
+    return found
+
+
 def model_files(source: Path) -> list[Path]:
     """Paths in `source`, relative to it, of all files that are not weights; hidden ones are left out."""
     found = []

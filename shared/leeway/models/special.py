@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from leeway.models.templates import probe_chat, render, without_reply
+
 PROBES = ("1", "a", "Hello world")
 
 
@@ -59,13 +61,10 @@ def special_token_notes(tokenizer: Any) -> list[str]:
             f"the tokenizer appends {_quoted(names(last))} to every text; prompts are encoded without it, so "
             "that the model continues them"
         ]
-    message = [{"role": "user", "content": PROBES[0]}]
-    ids = [
-        int(i)
-        for i in tokenizer.apply_chat_template(
-            message, tokenize=True, add_generation_prompt=True, return_dict=False
-        )
-    ]
+    chat = probe_chat(tokenizer, PROBES[0])
+    if chat is None:
+        return []  # the template refuses every chat that is tried here; the prompts of the run are tried too
+    ids = [int(i) for i in render(tokenizer, chat, tokenize=True)]
     notes = []
     bos, eos = getattr(tokenizer, "bos_token_id", None), getattr(tokenizer, "eos_token_id", None)
     if without_double_bos(tokenizer, ids) != ids:
@@ -75,7 +74,7 @@ def special_token_notes(tokenizer: Any) -> list[str]:
             f"the tokenizer begins every text with {names(bos)!r}, the chat template does not: prompts "
             "follow the template"
         )
-    if eos is not None and ids and ids[-1] == eos:
+    if eos is not None and (ids[-1:] == [eos] or names(eos) in without_reply(tokenizer)):
         notes.append(
             f"the chat template ends a prompt with {names(eos)!r}, the token that ends a response: it may "
             "ignore add_generation_prompt"

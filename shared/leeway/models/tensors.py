@@ -16,6 +16,7 @@ from leeway.models.base import CONFIG, ModelError, first_few, read_json, text_co
 INDEX = "model.safetensors.index.json"
 TRAINABLE = ("BF16", "F16", "F32", "F64")
 """Types of weights in safetensors headers; anything else is quantised."""
+SAMPLE_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Stored:
 
     dtype: str
     shape: tuple[int, ...]
+    file: str = ""
 
 
 def read_headers(directory: Path) -> dict[str, Stored]:
@@ -33,7 +35,7 @@ def read_headers(directory: Path) -> dict[str, Stored]:
     """
     from safetensors import SafetensorError, safe_open
 
-    wanted = read_json(directory / INDEX).get("weight_map") or {}
+    wanted = _weight_map(directory)
     single = directory / "model.safetensors"
     names = sorted(set(wanted.values())) if wanted and not single.is_file() else []
     paths = [directory / name for name in names] or sorted(directory.glob("*.safetensors"))
@@ -43,7 +45,7 @@ def read_headers(directory: Path) -> dict[str, Stored]:
             with safe_open(path, framework="np") as weights:
                 for name in weights.keys():  # noqa: SIM118 (it is no dict)
                     part = weights.get_slice(name)
-                    found[name] = Stored(part.get_dtype(), tuple(part.get_shape()))
+                    found[name] = Stored(part.get_dtype(), tuple(part.get_shape()), path.name)
         except FileNotFoundError as error:
             raise ModelError(f"model {directory}: {path.name}, which {INDEX} names, is missing") from error
         except (OSError, SafetensorError) as error:
@@ -55,6 +57,17 @@ def read_headers(directory: Path) -> dict[str, Stored]:
             f"files: {first_few(lost)}"
         )
     return found
+
+
+def _weight_map(directory: Path) -> dict[str, str]:
+    """Tensor -> file according to the index, {} if there is none. Raises ModelError for a damaged index."""
+    found = read_json(directory / INDEX).get("weight_map") or {}
+    if isinstance(found, dict) and all(isinstance(file, str) for file in found.values()):
+        return found
+    raise ModelError(
+        f"model {directory}: weight_map in {INDEX} must map names of tensors to names of files; download the "
+        "file again"
+    )
 
 
 def loading_problems(info: Mapping[str, Any]) -> list[str]:
@@ -92,6 +105,38 @@ def dtype_problems(stored: Mapping[str, Stored], parameters: Iterable[str]) -> l
     return [f"{_count(wrong, 'weight')} not stored as {', '.join(TRAINABLE)}: {first_few(wrong)}"]
 
 
+def tied_problems(directory: Path, model: Any, stored: Mapping[str, Stored]) -> list[str]:
+    """An output layer that is stored beside the embedding it is tied to, with other values.
+
+    transformers would train both, and vLLM would run the embedding alone.
+    """
+    if not getattr(model.config.get_text_config(), "tie_word_embeddings", False):
+        return []
+    layers = (model.get_input_embeddings(), model.get_output_embeddings())
+    names = [f"{name}.weight" for name, module in model.named_modules() if module in layers]
+    if len(names) != 2 or not all(name in stored for name in names) or _equal_rows(directory, names, stored):
+        return []
+    return [
+        f"{' and '.join(sorted(names))} differ, but tie_word_embeddings is true in {CONFIG}: set it to "
+        "false, or delete the output layer from the weights"
+    ]
+
+
+def _equal_rows(directory: Path, names: list[str], stored: Mapping[str, Stored]) -> bool:
+    """True if two matrices have the same rows at the beginning, in the middle and at the end."""
+    import torch
+    from safetensors import safe_open
+
+    samples = []
+    for name in names:
+        rows = stored[name].shape[0]
+        with safe_open(directory / stored[name].file, framework="pt") as weights:
+            part = weights.get_slice(name)
+            starts = (0, rows // 2, max(0, rows - SAMPLE_ROWS))
+            samples.append(torch.cat([part[start : start + SAMPLE_ROWS] for start in starts]))
+    return torch.equal(*samples)
+
+
 def refuse(directory: str | Path, problems: list[str]) -> None:
     """Raise ModelError that lists the problems, if there are any."""
     if problems:
@@ -117,7 +162,8 @@ def check_tensors(directory: Path, *, trust_remote_code: bool = False) -> None:
     stored = read_headers(directory)
     model, info = _load_without_data(directory, trust_remote_code)
     names = [name for name, _ in model.named_parameters()]
-    refuse(directory, [*loading_problems(info), *dtype_problems(stored, names)])
+    problems = [*loading_problems(info), *dtype_problems(stored, names)]
+    refuse(directory, problems or tied_problems(directory, model, stored))
 
 
 def _load_without_data(directory: Path, trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:

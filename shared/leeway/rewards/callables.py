@@ -64,6 +64,11 @@ def choose_arguments(function: Callable[..., Any], path: str) -> list[str]:
     else:
         chosen = [name for name in ARGUMENTS if name in signature.parameters]
     problems = [_problem(parameter) for parameter in parameters if _is_unmet(parameter)]
+    problems += [
+        f"{name!r} would keep its default, because Leeway passes it as {_MEANT[name]!r}: rename it"
+        for name, parameter in signature.parameters.items()
+        if parameter.default is not parameter.empty and _MEANT.get(name, name) not in signature.parameters
+    ]
     if problems:
         raise TaskError(
             f"task.reward: {path}{signature}: {'; '.join(problems)}. Leeway scores one response at a time "

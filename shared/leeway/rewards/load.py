@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +45,7 @@ def _find_reward(config: TaskConfig) -> Reward:
         arguments = choose_arguments(function, name)
         return Reward(lambda item, response, task: call_reward(function, arguments, item, response, config))
     if name not in REWARDS:
-        raise TaskError(f"task.reward: {REWARDS.unknown(name)}, or module:function")
+        raise TaskError(f"task.reward: {REWARDS.unknown(name)}, or module:function{_as_module(name)}")
     reward = REWARDS[name]
     for part, arguments in (("score", ["item", "response", "task"]), ("check", ["item", "task"])):
         _check_arity(getattr(reward, part), f"task.reward: {name}: {part}", arguments)
@@ -76,7 +77,7 @@ def import_function(path: str) -> Callable[..., Any]:
     except BaseException as error:  # whatever the module does at import, also sys.exit
         raise TaskError(
             f"task.reward: {path!r}: module {module_name!r} cannot be imported (looked in PYTHONPATH and "
-            f"{working_dir}): {type(error).__name__}: {error}"
+            f"{working_dir}): {type(error).__name__}: {error}{_as_module(path)}"
         ) from error
     function: Any = module
     for name in attribute.split("."):
@@ -89,6 +90,17 @@ def import_function(path: str) -> Callable[..., Any]:
         )
     found_function: Callable[..., Any] = function
     return found_function
+
+
+def _as_module(path: str) -> str:
+    """How to write a function that is given by a file (`dir/own.py:score`) or with a dot (`own.score`)."""
+    file, _, function = path.partition(":")
+    if not function:
+        file, _, function = path.rpartition(".")
+    module = ".".join(Path(file.removesuffix(".py")).parts)
+    if f"{module}:{function}" == path or not re.fullmatch(r"\w+(\.\w+)*:\w+", f"{module}:{function}"):
+        return ""
+    return f"; did you mean {module}:{function}?"
 
 
 def _shadowed(module: Any, name: str) -> str:

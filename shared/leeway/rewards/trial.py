@@ -33,8 +33,8 @@ async def _try(config: TaskConfig, item: TaskItem) -> float:
         raise TaskError(str(error)) from error
     except ScoringError as error:
         raise TaskError(
-            f"task.reward: {config.reward} cannot score a response: {error}. It was tried with the answer of "
-            f"item {item.index}, {item.answer[:80]!r}, as the response. Environment variables reach it only "
+            f"task.reward: {config.reward} cannot score a response: {error} (tried with the answer of "
+            f"item {item.index}, {item.answer[:80]!r}, as the response). Environment variables reach it only "
             "if task.reward_env names them"
         ) from error
     except WorkerDied as error:

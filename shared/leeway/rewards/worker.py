@@ -85,6 +85,7 @@ def describe_error(error: BaseException) -> str:
         text = str(error)
     except Exception as second:  # noqa: BLE001 (the error is a stranger's)
         text = f"(its message cannot be shown: {type(second).__name__})"
+    text = text.encode(errors="backslashreplace").decode()  # a lone surrogate cannot be sent on
     return f"the reward function raised {type(error).__name__}: {text}"[:MAX_ERROR]
 
 

@@ -6,7 +6,13 @@ from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError, ReadOnlyError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    InvalidResponse,
+    NoPermissionError,
+    ReadOnlyError,
+    ResponseError,
+)
 from redis.retry import Retry
 
 from leeway.config.load import redact_url
@@ -48,19 +54,42 @@ def connect(
     try:
         retrying(client.ping, budget_s=wait_s, what=f"connecting to {redact_url(url)}")
         set_clock(retrying(client.time, budget_s=wait_s, what="reading the server's clock"))
+    except InvalidResponse as exc:
+        client.close()
+        raise RedisRefused(
+            f"{redact_url(url)} does not speak Redis ({exc}): give the host and port of a Redis server"
+        ) from exc
     except (AuthenticationError, NoPermissionError, ResponseError) as exc:
         client.close()
-        raise RedisRefused(f"Redis at {redact_url(url)} refused: {exc}; check the user and password") from exc
+        raise RedisRefused(f"Redis at {redact_url(url)} refused: {exc}; {_advice(str(exc))}") from exc
     except redis.ConnectionError as exc:
         client.close()
         raise RedisRefused(
             f"Redis at {redact_url(url)}: {exc}; set the environment variable SSL_CERT_FILE to the "
             "certificate of its authority"
         ) from exc
-    except RedisUnavailable:
+    except RedisUnavailable as exc:
         client.close()
-        raise
+        raise RedisUnavailable(f"{exc}{_about_tls(url, str(exc))}") from exc
     return client
+
+
+def _advice(refusal: str) -> str:
+    """What to do about a command that the server refused."""
+    if "DB index" in refusal:
+        return "the number after the port is the database, usually 0"
+    if refusal.startswith("HELLO"):
+        return "it expects a password: redis://:password@host:port/0"
+    return "check the user and password; in a URL, special characters are written as %25 for % and so on"
+
+
+def _about_tls(url: str, problem: str) -> str:
+    """A remark about a server that accepts connections and does not answer in the expected protocol."""
+    if not any(word in problem for word in ("Timeout", "closed", "reset", "SSL")):
+        return ""
+    if url.startswith("rediss:"):
+        return "; does the server use TLS? without it, the address begins with redis://"
+    return "; does the server use TLS? then the address begins with rediss://"
 
 
 def client_name(run: str, service: str) -> str:

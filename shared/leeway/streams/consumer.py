@@ -123,12 +123,10 @@ class Consumer:
         return []
 
     def _pending(self, first: bytes, last: bytes, count: int) -> list[dict[str, Any]]:
-        return cast(
-            Any,
-            self.client.xpending_range(
-                self.stream, self.group, cast(Any, first), cast(Any, last), count, consumername=self.name
-            ),
+        found: Any = self.client.xpending_range(
+            self.stream, self.group, cast(Any, first), cast(Any, last), count, consumername=self.name
         )
+        return list(found)
 
     def _raise_counts(self, counts: dict[bytes, int]) -> None:
         """Set delivery counts of entries that an earlier process of this name held.
@@ -199,7 +197,7 @@ class Consumer:
                     pipe.xpending_range(
                         self.stream, self.group, entry_id, entry_id, 1, consumername=self.name
                     )
-                return cast("list[Any]", pipe.execute())
+                return pipe.execute()
 
         if asked:
             pending = [p for reply in self._call(ask) for p in reply]

@@ -115,11 +115,12 @@ def test_only_a_tied_output_layer_may_be_missing(model: Path, tmp_path: Path) ->
             {"model.lost.weight": "model-00001-of-00002.safetensors"},
             r"1 of \d+ tensors .* model\.lost\.weight",
         ),
+        ({NORM: None}, r"weight_map in .* must map names of tensors to names of files"),
     ],
-    ids=["file", "tensor"],
+    ids=["file", "tensor", "null"],
 )
 def test_an_index_that_does_not_fit_its_files(
-    model: Path, tmp_path: Path, weight_map: dict[str, str], words: str
+    model: Path, tmp_path: Path, weight_map: dict[str, str | None], words: str
 ) -> None:
     directory = tmp_path / "model"
     shutil.copytree(model, directory)
@@ -128,6 +129,36 @@ def test_an_index_that_does_not_fit_its_files(
     index = {"weight_map": dict.fromkeys(load_file(first), first.name) | weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match=words):
+        check_tensors(directory)
+
+
+def test_an_index_that_is_no_mapping(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": ["a"]}')
+    with pytest.raises(ModelError, match="weight_map"):
+        check_tensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [(lambda t: t.clone(), False), (lambda t: t + 1, True), (lambda t: t * (t != t[-1]), True)],
+    ids=["the same", "all rows", "the last row"],
+)
+def test_an_output_layer_beside_the_embedding_it_is_tied_to(
+    model: Path, tmp_path: Path, change: Callable[[torch.Tensor], torch.Tensor], refused: bool
+) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(model, directory)
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    tied = OUTPUT not in tensors
+    save_file(tensors | {OUTPUT: change(tensors[EMBEDDING])}, file, metadata={"format": "pt"})
+    if tied and refused:
+        words = r"lm_head\.weight and model\.embed_tokens\.weight differ, but tie_word_embeddings is true"
+        with pytest.raises(ModelError, match=words):
+            check_tensors(directory)
+        with pytest.raises(UsageError, match="tie_word_embeddings"):
+            load_policy_model(directory, dtype=torch.float32, chunk_tokens=4)
+    else:
         check_tensors(directory)
 
 

@@ -49,6 +49,15 @@ CASES = [
     ({"first": "<s>", "template": "<s><s>" + TURN}, "12", [BOS, ONE, TWO], "'<s>' twice"),
     ({"first": "<s>", "last": "</s>", "template": "<s>" + TURN}, "12", [BOS, ONE, TWO], None),
     ({"template": TURN + "</s>"}, "12", [ONE, TWO, EOS], "ends a prompt with '</s>'"),
+    ({"template": TURN + "</s>a"}, "12", [ONE, TWO, EOS, 3], "ends a prompt with '</s>'"),
+    ({"template": TURN + "</s>{% if add_generation_prompt %}a{% endif %}"}, "12", [ONE, TWO, EOS, 3], None),
+    # a template that wants exactly the chats of this run
+    (
+        {"template": "{% if '2' not in messages[0].content %}{{ raise_exception('no') }}{% endif %}" + TURN},
+        "12",
+        [ONE, TWO],
+        None,
+    ),
 ]
 
 

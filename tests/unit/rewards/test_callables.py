@@ -79,6 +79,14 @@ def trl_lists(completions, prompts, **kw):
     return [1.0]
 
 
+def defaults_elsewhere(answer, completion=None):
+    return float(completion == answer)
+
+
+def half_renamed(response, answer, extra_info=None, **kw):
+    return 1.0
+
+
 def verl_names(data_source, solution_str, ground_truth, extra_info=None):
     return 1.0
 
@@ -102,6 +110,8 @@ class AsyncScorer:
         (positional_only, "'response' is positional-only, and arguments are passed by name"),
         (trl_lists, "'completions', which Leeway does not pass; rename it to 'response'.*TRL passes lists"),
         (verl_names, "'solution_str', .*rename it to 'response'.*'ground_truth', .*rename it to 'answer'"),
+        (defaults_elsewhere, "'completion' would keep its default, .* passes it as 'response': rename it"),
+        (half_renamed, "'extra_info' would keep its default, .* passes it as 'metadata'"),
         (lambda: 1.0, "takes nothing that Leeway passes: response, answer, prompt, messages, metadata, item"),
         (lambda *args: 1.0, "takes nothing that Leeway passes"),
         (

@@ -7,6 +7,7 @@ import pytest
 from leeway.errors import EXIT_USAGE
 from leeway.rewards import REWARDS, Reward, load_reward
 from leeway.rewards.numbers import find_last_number
+from leeway.rewards.worker import describe_error
 from leeway.tasks import TaskError, TaskItem, load_task, task_config
 
 ITEM = TaskItem(index=0, prompt="p", answer="1234")
@@ -84,6 +85,10 @@ def test_function_gets_response_answer_and_metadata(tmp_path, monkeypatch):
         ("math:no_such", "math has nothing named 'no_such'"),
         ("math:pi", "math has float named 'pi'"),
         (":f", "cannot be imported"),
+        ("no_such.py:f", r"cannot be imported.*did you mean no_such:f\?"),
+        ("./here/no_such.py:f", r"did you mean here\.no_such:f\?"),
+        ("here/no_such:f", r"did you mean here\.no_such:f\?"),
+        ("no_such.f", r"unknown reward 'no_such\.f'.*did you mean no_such:f\?"),
         ("math:sqrt", "'x' is positional-only"),
     ],
 )
@@ -130,3 +135,8 @@ def test_the_functions_of_an_installed_reward_are_checked(monkeypatch, reward, m
     monkeypatch.setitem(REWARDS._loaded, "exact", reward)
     with pytest.raises(TaskError, match=message):
         load(kind="digits", reward="exact")
+
+
+def test_an_error_with_a_lone_surrogate_can_be_sent_on():
+    text = describe_error(ValueError("\ud800 in a file name"))
+    assert text == r"the reward function raised ValueError: \ud800 in a file name" and text.encode()

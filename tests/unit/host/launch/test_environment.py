@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from leeway_host.launch.environment import check_environment, check_python_path, mended_environment
+from leeway_host.launch.environment import (
+    check_counts,
+    check_environment,
+    check_python_path,
+    find_cache,
+    mended_environment,
+    require_environment,
+)
 
 
 def home(tmp_path: Path) -> dict[str, str]:
@@ -55,6 +65,44 @@ def test_an_empty_entry_of_python_path_is_the_working_directory(
     (tmp_path / "torch").mkdir()  # no package
     (found,) = check_python_path({"PYTHONPATH": ":/nowhere"})
     assert "redis" in found.text and "empty entry" in found.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fit"),
+    [
+        ("OMP_NUM_THREADS", "4", True),
+        ("OMP_NUM_THREADS", "4,2", True),
+        ("OMP_NUM_THREADS", "", True),
+        ("OMP_NUM_THREADS", "0", False),
+        ("OMP_NUM_THREADS", "abc", False),
+        ("MKL_NUM_THREADS", "-1", False),
+        ("VLLM_CPU_KVCACHE_SPACE", "0", True),
+        ("VLLM_CPU_KVCACHE_SPACE", "4GiB", False),
+    ],
+)
+def test_numbers_for_libraries(name: str, value: str, fit: bool) -> None:
+    found = list(check_counts({name: value}))
+    assert [(finding.subject, finding.fatal) for finding in found] == ([] if fit else [(name, True)])
+
+
+def test_the_ranks_of_another_job_are_told_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "host"}.items():
+        monkeypatch.setenv(name, value)
+    notes: list[str] = []
+    require_environment(notes.append)
+    assert any(note.startswith("RANK=3, WORLD_SIZE=8, MASTER_ADDR=host: ") for note in notes)
+    assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} & set(os.environ)
+
+
+@pytest.mark.parametrize(("option", "fit"), [("-O", True), ("-OO", False)])
+def test_without_docstrings(option: str, fit: bool) -> None:
+    code = "from leeway_host.launch.environment import check_python_options as c; print(list(c({})))"
+    said = subprocess.run([sys.executable, option, "-c", code], capture_output=True, text=True, check=True)
+    assert ("PYTHONOPTIMIZE" not in said.stdout) == fit, said
+
+
+def test_a_cache_below_home(tmp_path: Path) -> None:
+    assert find_cache({**home(tmp_path), "LEEWAY_CACHE_DIR": "~/cache"}) == tmp_path / "cache"
 
 
 def test_this_environment_is_fit() -> None:

@@ -49,6 +49,13 @@ def test_local_directory_is_used_as_it_is(directory, tmp_path):
         ("model.safetensors", b"\0" * 20, "model.safetensors cannot be read"),
         ("tokenizer.json", b"{}", "has no usable tokenizer"),
         ("generation_config.json", b"[", "generation_config.json cannot be read"),
+        ("generation_config.json", b"[]", "generation_config.json holds no JSON object"),
+        ("adapter_config.json", b"{}", r"an adapter \(LoRA\) is not a model.*merge"),
+        (
+            "model.safetensors",
+            b"version https://git-lfs.github.com/spec/v1\n",
+            r"incomplete: model\.safetensors is a pointer of Git LFS.*git lfs pull",
+        ),
         (
             "generation_config.json",
             b'{"eos_token_id": 900}',
@@ -61,6 +68,35 @@ def test_damaged_directories_are_refused_before_anything_starts(directory, tmp_p
     (directory / name).unlink() if content is None else (directory / name).write_bytes(content)
     with pytest.raises(ModelError, match=message):
         prepare_model(ModelConfig(name=str(directory)), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_snapshot_whose_files_were_deleted(directory, tmp_path, name):
+    (directory / name).unlink()
+    (directory / name).symlink_to("../../blobs/abc")
+    with pytest.raises(ModelError, match=rf"incomplete: {name} is a link to \.\./\.\./blobs/abc"):
+        prepare_model(ModelConfig(name=str(directory)), tmp_path)
+
+
+def test_a_snapshot_of_the_hub_is_used_and_named(directory, tmp_path):
+    cache = tmp_path / "my models ü" / "models--a--b"
+    snapshot, blobs = cache / "snapshots" / "12ab", cache / "blobs"
+    snapshot.mkdir(parents=True)
+    directory.rename(blobs)
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
+    assert prepare_model(ModelConfig(name=str(snapshot)), tmp_path) == snapshot
+    (blobs / "config.json").rename(blobs / "other")
+    (snapshot / "config.json").unlink()
+    (snapshot / "config.json").symlink_to("../../blobs/other")
+    with pytest.raises(ModelError, match=r"no config\.json.*did you mean .*/snapshots/12ab\?"):
+        prepare_model(ModelConfig(name=str(cache)), tmp_path)
+
+
+def test_a_file_is_no_model(directory, tmp_path, monkeypatch):
+    monkeypatch.chdir(directory.parent)
+    with pytest.raises(ModelError, match=r"model/model\.safetensors is a file; expected the directory"):
+        prepare_model(ModelConfig(name="model/model.safetensors"), tmp_path)
 
 
 def test_a_directory_without_tokenizer_is_refused(directory, tmp_path):

@@ -73,6 +73,39 @@ def test_a_broken_chat_template(tokenizer: Any) -> None:
     assert "item 0" in text_of(found) and "system role not supported" in text_of(found)
 
 
+ANY = "{% for m in messages %}{{ m.content }}{% endfor %}:"
+KNOWN = "{% for m in messages if m.role in ('user', 'system') %}{{ m.content | trim }} {% endfor %}:"
+USER = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}:"
+PARTS = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}:"
+NEEDS_SYSTEM = "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}" + ANY
+
+
+@pytest.mark.parametrize(
+    ("template", "roles", "system", "dropped"),
+    [
+        (ANY, ["user"], None, None),
+        (ANY, ["critic"], "7", None),
+        (KNOWN, ["system", "user"], None, None),
+        (KNOWN, ["tool", "user"], None, "'tool', '0'"),
+        (USER, ["user"], "7", "'system', '7'"),
+        (PARTS, ["user"], None, "'user', '0'"),
+        ("{{ conversation }}:", ["user"], None, "'user', '0'"),
+        (NEEDS_SYSTEM, ["user"], "7", None),
+    ],
+)
+def test_what_a_chat_template_drops(
+    tokenizer: Any, tmp_path: Path, template: str, roles: list[str], system: str | None, dropped: str | None
+) -> None:
+    tokenizer.chat_template = template
+    messages = [{"role": role, "content": str(place)} for place, role in enumerate(roles)]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": messages, "answer": "1"}))
+    found = check(tokenizer, {"kind": "jsonl", "path": str(tmp_path / "a.jsonl"), "system_prompt": system})
+    assert levels(found) == ({"error"} if dropped else {"ok"}), text_of(found)
+    assert dropped is None or f"item 0: the chat template drops the message of role {dropped}" in text_of(
+        found
+    )
+
+
 @pytest.mark.parametrize("size", [1, 2, 199, 200, 201, 5000])
 def test_the_sample(size: int) -> None:
     items = sample_items(size)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socketserver
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +107,72 @@ def test_a_wrong_password_and_a_server_that_is_not_there(
     assert found.level == "error" and "redis.url" in found.text and "start that server" in found.next_step
 
 
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/99", "the number after the port is the database"),
+        ("/0", "it expects a password: redis://:password@"),
+    ],
+)
+def test_what_a_refusal_means(redis_server: EmbeddedRedis, tmp_path: Path, path: str, words: str) -> None:
+    user = f":{redis_server.password}@" if path != "/0" else ""
+    (found,) = check(tmp_path, f"redis://{user}127.0.0.1:{redis_server.port}{path}")
+    assert found.level == "error" and words in found.text
+
+
+@pytest.mark.parametrize(
+    ("scheme", "answer", "words"),
+    [
+        ("redis", b"<html>", "does not speak Redis"),
+        ("redis", b"", "then the address begins with rediss://"),
+        ("rediss", None, "without it, the address begins with redis://"),
+    ],
+    ids=["web server", "server that hangs up", "server that is silent"],
+)
+def test_a_server_that_is_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, answer: bytes | None, words: str
+) -> None:
+    monkeypatch.setattr("leeway_host.preflight.server.CONNECT_S", 0.3)
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            if answer is None:
+                time.sleep(2)
+            elif answer:
+                self.request.recv(1024)
+                self.request.sendall(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads, server.block_on_close = True, False
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        (found,) = check(tmp_path, f"{scheme}://127.0.0.1:{server.server_address[1]}/0")
+        server.shutdown()
+    assert found.level == "error" and words in found.text, found
+
+
+def test_a_service_on_another_database(redis_server: EmbeddedRedis, client: Client, tmp_path: Path) -> None:
+    other = redis_server.url.removesuffix("/0") + "/1"
+    found = check(tmp_path, redis_server.url, service_urls={"trainer": other, "sampler": redis_server.url})
+    errors = [f for f in found if f.level == "error"]
+    assert "redis.service_urls.trainer: what it writes cannot be seen" in text_of(errors) and len(errors) == 1
+    client.execute_command("SELECT", 1)
+    assert client.keys("*") == []
+
+
+class Cluster(EmbeddedRedis):
+    """A node of a cluster that owns no slot."""
+
+    def _config(self) -> bytes:
+        return super()._config() + b"cluster-enabled yes\n"
+
+
+def test_a_node_of_a_cluster_without_the_keys(tmp_path: Path) -> None:
+    with Cluster(maxmemory_mib=64) as node:
+        found = text_of(check(tmp_path, node.url))
+    assert "HSET (launcher)" in found and "XADD (sampler)" in found and "CLUSTERDOWN" in found.upper()
+    assert "use a server outside a cluster" in found
+
+
 def test_a_policy_that_evicts(redis_server: EmbeddedRedis, client: Client, tmp_path: Path) -> None:
     client.config_set("maxmemory-policy", "allkeys-lru")
     try:
@@ -123,6 +192,7 @@ def test_a_full_server(redis_server: EmbeddedRedis, client: Client, tmp_path: Pa
     finally:
         client.config_set("maxmemory", "1024mb")
     assert "OOM" in text_of(found) or "command not allowed" in text_of(found), text_of(found)
+    assert "the server is full" in text_of(found) and "of pipeline" not in text_of(found)
     assert memory[0].level == "error" and "not even one version" in memory[0].text
 
 
@@ -142,6 +212,7 @@ def test_a_replica(tmp_path: Path) -> None:
     [
         ({"valkey_version": None, "redis_version": "6.0.16"}, "error", "Redis 6.0.16: XAUTOCLAIM needs 6.2"),
         ({"role": "slave", "master_host": "h", "master_port": 1}, "error", "replica of h:1"),
+        ({"redis_mode": "sentinel"}, "error", "is a Sentinel"),
         ({"loading": 1}, "warning", "loading"),
         ({"cluster_enabled": 1}, "warning", "Cluster"),
         ({"maxmemory_policy": "allkeys-lru"}, "error", "allkeys-lru"),
