@@ -18,7 +18,7 @@ from leeway.streams import Keys
 from leeway_host.acl import SERVICES, setuser_arguments
 from leeway_host.preflight.server import check_server, check_server_memory, judge_info, judge_memory
 from leeway_host.preflight.sizes import GIB, MIB
-from leeway_host.redis_server import EmbeddedRedis
+from leeway_host.redis_server import EmbeddedRedis, free_port
 
 Client = redis.Redis
 GOOD_INFO: dict[str, Any] = {"valkey_version": "8.1.0", "role": "master", "maxmemory": GIB, "aof_enabled": 1}
@@ -167,7 +167,9 @@ class Cluster(EmbeddedRedis):
 
 
 def test_a_node_of_a_cluster_without_the_keys(tmp_path: Path) -> None:
-    with Cluster(maxmemory_mib=64) as node:
+    # The port of the cluster's bus is 10,000 above.
+    port = next(port for port in iter(free_port, None) if port < 55_000)
+    with Cluster(maxmemory_mib=64, port=port) as node:
         found = text_of(check(tmp_path, node.url))
     assert "HSET (launcher)" in found and "XADD (sampler)" in found and "CLUSTERDOWN" in found.upper()
     assert "use a server outside a cluster" in found
