@@ -74,8 +74,8 @@ class RunSpec(_Spec):
     fault: Literal["none", "top_p", "top_p_reported", "retokenised", "reward_filter", "first_finished"] = (
         "none"
     )
-    """An infrastructure fault of leeway_lab.faults; `top_p_reported` is top-p with its support known to the
-    trainer, as Leeway has it."""
+    """An infrastructure fault of leeway_lab.batch_faults; `top_p_reported` is top-p with its support known to
+    the trainer, as Leeway has it."""
     correction: AnyCorrection = Field(default_factory=build_correction)
     sync: SyncConfig = SyncConfig.model_validate(NEVER)
     """When the sampler gets the current weights; without a rule it never does."""

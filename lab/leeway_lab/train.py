@@ -32,7 +32,7 @@ from leeway.metrics.areas.resync import KL_SAMPLER_PREFIX
 from leeway.metrics.areas.reward import REWARD_MEAN
 from leeway.metrics.areas.trainer import GRAD_NORM
 from leeway.policies import decide_resync, read_facts
-from leeway_lab import faults
+from leeway_lab import batch_faults
 from leeway_lab.model import Drawn, Sampler, Task, draw, load_base, response_logp
 from leeway_lab.spec import RunSpec
 
@@ -88,21 +88,21 @@ class Trainer:
     def sample(self, step: int) -> tuple[list[int], Drawn, Tensor]:
         """The batch's items, one per response, the responses as the trainer gets them, and rewards [B]."""
         spec, fault = self.spec, self.spec.fault
-        group = spec.group_size * (faults.OVERSAMPLING if fault == "first_finished" else 1)
+        group = spec.group_size * (batch_faults.OVERSAMPLING if fault == "first_finished" else 1)
         items = [i for i in self.items(step) for _ in range(group)]
         generator = torch.Generator().manual_seed(1_000_003 * spec.seed + step)
-        top_p = faults.TOP_P if fault in ("top_p", "top_p_reported") else 1.0
+        top_p = batch_faults.TOP_P if fault in ("top_p", "top_p_reported") else 1.0
         prompts, task = self.task.prompts[items], self.task
         drawn = draw(self.sampler.model, prompts, task.max_new, task.eos, generator, top_p)
         if fault == "first_finished":
-            rows = faults.first_finished(drawn, spec.group_size)
-            items, drawn = [items[i] for i in rows.tolist()], faults.take(drawn, rows)
+            rows = batch_faults.first_finished(drawn, spec.group_size)
+            items, drawn = [items[i] for i in rows.tolist()], batch_faults.take(drawn, rows)
         rewards = task.rewards(items, drawn)
         if fault == "top_p":  # what is reported is the model's own distribution, without the cut
             whole = replace(drawn, support=None)
             drawn = replace(whole, logp=response_logp(self.sampler.model, whole).detach())
         if fault == "retokenised":
-            drawn = faults.respelled(drawn, task.digits, task.spare, generator)
+            drawn = batch_faults.respelled(drawn, task.digits, task.spare, generator)
         return items, drawn, rewards
 
     def batch(self, drawn: Drawn, rewards: Tensor, age: int) -> TokenBatch:
@@ -110,7 +110,7 @@ class Trainer:
         spec = self.spec
         kept = torch.ones(len(rewards), dtype=torch.bool)
         if spec.fault == "reward_filter":
-            kept = rewards >= faults.LEAST_REWARD
+            kept = rewards >= batch_faults.LEAST_REWARD
         mask = drawn.mask & kept[:, None]
         logp = response_logp(self.theta, drawn)[mask]
         with torch.no_grad():

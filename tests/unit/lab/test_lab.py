@@ -10,8 +10,8 @@ import torch
 
 from leeway.errors import UsageError
 from leeway_lab.analyses import ANALYSES
+from leeway_lab.batch_faults import RESPELLED, first_finished, respelled, take
 from leeway_lab.collapse import collapse_steps, logistic_fit
-from leeway_lab.faults import RESPELLED, first_finished, respelled, take
 from leeway_lab.measure import Ratio, ratio_to_floor
 from leeway_lab.model import Drawn, nucleus, rounded
 from leeway_lab.report import write_report, write_verdict
