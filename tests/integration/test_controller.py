@@ -184,6 +184,18 @@ def test_a_repeated_report_changes_nothing(client: redis.Redis, keys: Keys) -> N
     assert play.batches() == [(2, 1)]
 
 
+def test_repeated_reports_are_no_progress(client: redis.Redis, keys: Keys) -> None:
+    play = Play(client, keys)
+    play.started()
+    play.report("step", 0, 1)
+    seen = play.controller.progress.at
+    for event, step in (("step", 0), ("started", 0)):
+        play.report(event, step, 1)
+    assert play.controller.progress.at == seen
+    play.report("step", 1, 1)
+    assert play.controller.progress.at > seen
+
+
 def test_reports_are_trimmed_behind_those_that_were_answered(
     client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:

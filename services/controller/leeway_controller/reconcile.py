@@ -164,16 +164,19 @@ class Controller:
             self.events.write("error", "bad_report", f"a report was rejected: {exc}")
             self.reports.answer(entry, self.store, self.state)
             return
-        self.progress.seen()
-        if self.check_feed:
-            self.check_feed.on_report(report)
+        next_step = self._is_next_step(report)
+        after = self.state if next_step else self._after(report)
+        if next_step or after != self.state:  # not a repeated report
+            self.progress.seen()
+            if self.check_feed:
+                self.check_feed.on_report(report)
         name = "verdict" if report.event == "step" else report.event
         attributes = {**messaging("process", self.keys.reports), "leeway.step": report.step}
         with span(name, attributes, kind="consumer", parent=report.traceparent):
-            if self._is_next_step(report):
+            if next_step:
                 self._answer_step(entry, report)
             else:
-                self.reports.answer(entry, self.store, self._after(report))
+                self.reports.answer(entry, self.store, after)
 
     def _is_next_step(self, report: ReportHeader) -> bool:
         """False for other reports, and for steps that were answered before."""
@@ -183,7 +186,7 @@ class Controller:
     def _after(self, report: ReportHeader) -> ControllerState:
         """The state after a report that needs no verdict."""
         state = self.state
-        if report.event == "started":
+        if report.event == "started" and report.epoch > state.epoch:
             self.manifests.last_id = "0"  # manifests of this epoch may precede its report
             return state.started(report)
         if report.event == "resync_failed":

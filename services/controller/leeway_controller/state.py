@@ -25,7 +25,7 @@ class ControllerState(RunState):
 
     def started(self, report: ReportHeader) -> Self:
         """The trainer has (re)started: everything of older epochs is void."""
-        if report.epoch <= self.epoch:
+        if report.epoch <= self.epoch:  # repeated, or of a trainer that was replaced
             return self
         return type(self)(epoch=report.epoch, next_step=report.step, next_issue=report.step)
 

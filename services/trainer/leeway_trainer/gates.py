@@ -4,6 +4,7 @@ rollouts   waits for: every slot of the next batch, drawn under the current vers
            unblocked by: samplers | a late request for a resync (a late verdict, `leeway resync`, a sampler
            that cannot load the current version) | a stop | a server that lost the streams
            budget: sync.stall_timeout_s without a rollout, then StalledError
+           The last report is repeated every sync.verdict_timeout_s: without it, no tickets would come
 
 verdict    waits for: the controller's verdict on the step just reported
            unblocked by: the verdict | sync.verdict_timeout_s, then the same policy is applied here | a stop
@@ -29,6 +30,9 @@ from leeway_trainer.timing import Metrics, StepTimes
 
 log = logging.getLogger(__name__)
 
+REPEAT_S = 2.0
+"""Shortest interval at which a report is repeated while rollouts are awaited."""
+
 
 class Command(IntEnum):
     """What all ranks do next."""
@@ -48,6 +52,7 @@ class Gates:
     """The gates of one run epoch. `stopping`: whether this process was asked to stop.
 
     `answered`: verdicts on steps before this one are settled: the resync was done, or failed.
+    `repeat_report`: writes the last report again, in case the server lost it in a failover.
     """
 
     def __init__(
@@ -59,10 +64,12 @@ class Gates:
         *,
         stopping: Callable[[], bool],
         keyframe_wanted: Callable[[], bool],
+        repeat_report: Callable[[], None],
     ) -> None:
         self.config, self.ranks, self.epoch, self.times = config, ranks, epoch, times
         self.answered = epoch.first_batch
         self._stopping, self._keyframe_wanted = stopping, keyframe_wanted
+        self._repeat_report = repeat_report
 
     def next_command(self, batch: int) -> Command:
         """Wait at gate `rollouts`. Raises StalledError and SupersededError, on rank 0."""
@@ -85,8 +92,15 @@ class Gates:
         return bool(self.ranks.share_int(int(wanted)))
 
     def _wait(self, feed: Feed, batch: int) -> Command:
+        repeat_s = max(REPEAT_S, self.config.sync.verdict_timeout_s)
+        repeated = time.monotonic()
+
         def wake() -> bool:
+            nonlocal repeated
             feed.verdicts.poll()
+            if time.monotonic() - repeated > repeat_s:
+                repeated = time.monotonic()
+                self._repeat_report()
             return (
                 self._stopping()
                 or feed.verdicts.resync_since(self.answered) is not None

@@ -42,6 +42,7 @@ class Reports:
     def __init__(self, config: RunConfig, keys: Keys, times: StepTimes) -> None:
         self.config, self.keys, self.times = config, keys, times
         self._last_step: ReportHeader | None = None
+        self._last: ReportHeader | None = None
 
     def write(
         self,
@@ -69,6 +70,7 @@ class Reports:
                     "traceparent": traceparent(),
                 }
             )
+            self._last = header
             if event == "step":
                 self._last_step = header
             epoch.feed.report(header)
@@ -77,6 +79,11 @@ class Reports:
         """Write the last step's report again, for a server that may have lost it; readers drop a repeat."""
         if epoch.feed is not None and self._last_step is not None:
             epoch.feed.report(self._last_step)
+
+    def repeat_last(self, epoch: RunEpoch) -> None:
+        """Write the last report of this epoch again: a server that failed over may have lost it."""
+        if epoch.feed is not None and self._last is not None and self._last.epoch == epoch.number:
+            epoch.feed.report(self._last)
 
     def of_step(
         self, metrics: Metrics, step: int, rollouts: Sequence[Rollout], drawn: BatchWeights, epoch: RunEpoch

@@ -211,6 +211,7 @@ class Trainer:
             self.times,
             stopping=lambda: self.stopping,
             keyframe_wanted=publisher.keyframe_wanted,
+            repeat_report=lambda: self.reports.repeat_last(self.epoch),
         )
         return publisher
 

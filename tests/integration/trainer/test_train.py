@@ -347,6 +347,32 @@ def test_a_server_that_lost_everything_gets_a_new_epoch_of_the_same_policy(
     assert "batch 2 is generated again" in events[0].text
 
 
+class LosesFirst(OtherSide):
+    """Never sees the first report of step 0: the server lost it in a failover."""
+
+    lost = False
+
+    def _on_report(self, report) -> None:
+        if report.event == "step" and not self.lost:
+            self.lost = True
+            return
+        super()._on_report(report)
+
+
+def test_a_report_that_the_server_lost_is_written_again(tiny_dir, ranks, setup, client, keys):
+    config = run_config(
+        tiny_dir, trainer=trainer(steps=2), sync={"max_age": None, "max_lead": 0, "verdict_timeout_s": 0.5}
+    )
+    with LosesFirst(client, keys, config) as other:
+        Trainer(config, ranks, setup).run()
+        other.wait_for(lambda: other.reports[-1].event == "finished")
+    assert [(r.event, r.step) for r in other.reports if r.event != "started"] == [
+        ("step", 0),
+        ("step", 1),
+        ("finished", 2),
+    ]
+
+
 def test_a_trainer_that_was_replaced_ends(tiny_dir, ranks, setup, client, keys):
     run = Trainer(run_config(tiny_dir, trainer=trainer()), ranks, setup)
     client.hincrby(keys.state, EPOCH_FIELD, 1)
