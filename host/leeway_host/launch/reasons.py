@@ -11,6 +11,7 @@ import re
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 
 MAX_MESSAGE_LINES = 6
 CONTEXT_LINES = 5
@@ -111,8 +112,9 @@ def last_line(log: str) -> str | None:
 
 
 def context(log: str, count: int = CONTEXT_LINES) -> list[str]:
-    """The last `count` lines, without noise and tracebacks."""
-    return [line.text for line in read_lines(log) if not line.frame][-count:]
+    """The last `count` lines, without noise, tracebacks and repetitions."""
+    told = (line.text for line in read_lines(log) if not line.frame)
+    return [text for text, _ in groupby(told)][-count:]
 
 
 def read_lines(log: str) -> Iterator[Line]:

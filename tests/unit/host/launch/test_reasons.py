@@ -246,6 +246,12 @@ def test_the_context_has_neither_noise_nor_tracebacks(name: str) -> None:
     assert len(context(CASES[name][1], 2)) <= 2
 
 
+def test_an_error_that_is_logged_and_raised_is_shown_once() -> None:
+    trace = 'Traceback (most recent call last):\n  File "x.py", line 1, in step\nValueError: planted\n'
+    log = f"00:43:18 INFO trainer-0 waiting\n00:43:20 ERROR trainer-0 ValueError: planted\n{trace}{LEAKS}"
+    assert context(log) == ["00:43:18 INFO trainer-0 waiting", "ValueError: planted"]
+
+
 def test_noise_alone_gives_no_reason() -> None:
     assert find_cause(BANNER + LEAKS) is None
     assert context(BANNER + LEAKS) == []
