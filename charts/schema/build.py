@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel
-from values import OWNED, RUN, ChartValues
+from values import OWNED, QUANTITY, RUN, ChartValues
 
 from leeway.config import RunConfig
 
@@ -48,6 +48,8 @@ class Definitions:
         if short not in self.done:
             self.done[short] = {}
             self.done[short] = self.clean(kubernetes_types()[name], "_definitions.json#/$defs/")
+            if name.endswith("resource.Quantity"):
+                self.done[short] = {"type": ["string", "number", "null"], "pattern": QUANTITY, "minimum": 0}
         return {"$ref": f"#/definitions/{short}"}
 
     def clean(self, node: Any, prefix: str) -> Any:

@@ -40,7 +40,16 @@ Ingress = Annotated[list[Any], kubernetes("io.k8s.api.networking.v1.NetworkPolic
 Metrics = Annotated[list[Any], kubernetes("io.k8s.api.autoscaling.v2.MetricSpec", many=True)]
 Behavior = Annotated[dict[str, Any], kubernetes("io.k8s.api.autoscaling.v2.HorizontalPodAutoscalerBehavior")]
 Text = dict[str, str]
-Quantity = Annotated[str, Field(pattern=r"^[0-9.]+([numkKMGTPE]i?)?$")]
+QUANTITY = r"^[0-9.]+([eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$"
+"""An amount as Kubernetes writes it: 500m, 8Gi; not 8GB."""
+Quantity = Annotated[str, Field(pattern=QUANTITY)]
+Name = Annotated[str, Field(pattern=r"^([a-z]([-a-z0-9]*[a-z0-9])?)?$")]
+"""What names of Kubernetes objects consist of."""
+Registry = Annotated[str, Field(pattern=r"^([A-Za-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*)?$")]
+Repository = Annotated[str, Field(pattern=r"^([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*$")]
+Tag = Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$")]
+LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")]
+Labels = dict[str, LabelValue]
 AccessMode = Literal["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"]
 POD_SECURITY = {"runAsNonRoot": True, "runAsUser": 10001, "runAsGroup": 10001, "fsGroup": 10001,
                 "fsGroupChangePolicy": "OnRootMismatch",
@@ -55,10 +64,11 @@ SECURITY = {
 class Image(Values):
     """A container image."""
 
-    registry: str = ""
+    registry: Registry = ""
     """Defaults to `global.imageRegistry`."""
-    repository: str = Field(default="", min_length=1)
-    tag: str = ""
+    repository: Repository = ""
+    """Without a tag."""
+    tag: Tag = ""
     """Defaults to the chart's appVersion with the suffix `-cuda` for pods with GPUs, or `-cpu`."""
     digest: str = Field(default="", pattern=r"^(sha256:[0-9a-f]{64})?$")
     """Takes precedence over the tag."""
@@ -83,7 +93,7 @@ class Component(Values):
     serviceAccount: ServiceAccount = ServiceAccount()
     resources: Resources = {}
     """Do not list GPUs here: use `gpus`."""
-    nodeSelector: Text = {}
+    nodeSelector: Labels = {}
     tolerations: Tolerations = []
     affinity: Affinity = {}
     topologySpreadConstraints: Spread = []
@@ -102,10 +112,10 @@ class Component(Values):
     """Appended to the command's arguments."""
     annotations: Text = {}
     """Annotations of the Deployment or StatefulSet."""
-    labels: Text = {}
+    labels: Labels = {}
     """Labels of the Deployment or StatefulSet, for example `kueue.x-k8s.io/queue-name`."""
     podAnnotations: Text = {}
-    podLabels: Text = {}
+    podLabels: Labels = {}
     terminationGracePeriodSeconds: int = Field(default=30, ge=1)
 
 
@@ -313,7 +323,7 @@ class Monitor(Values):
 
     enabled: bool = False
     interval: str = "30s"
-    labels: Text = {}
+    labels: Labels = {}
 
 
 class Telemetry(Values):
@@ -340,7 +350,7 @@ class NetworkPolicy(Values):
 class Global(Values):
     """Settings for all components."""
 
-    imageRegistry: str = ""
+    imageRegistry: Registry = ""
     imagePullSecrets: PullSecrets = []
     gpuResource: str = Field(default="nvidia.com/gpu", min_length=1)
 
@@ -348,8 +358,8 @@ class Global(Values):
 class ChartValues(Values):
     """All values."""
 
-    nameOverride: str = ""
-    fullnameOverride: str = Field(default="", max_length=40)
+    nameOverride: Name = ""
+    fullnameOverride: Name = Field(default="", max_length=40)
     """Maximum 40 characters."""
     runId: str = ""
     """Name of the run in Redis. Defaults to NAMESPACE.RELEASE."""

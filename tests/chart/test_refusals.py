@@ -37,6 +37,21 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "out of range": ({"run": {"task": TASK, "sync": {"ess_threshold": 2}}}, ["ess_threshold"]),
     "not a size": ({"trainer__persistence__size": "big"}, ["persistence", "size"]),
+    "a size of another notation": (
+        {"trainer__resources": {"limits": {"memory": "8GB"}}},
+        ["trainer", "resources", "memory"],
+    ),
+    "fewer than no processors": ({"trainer__resources": {"limits": {"cpu": -1}}}, ["trainer", "cpu"]),
+    "a repository with a tag": (
+        {"sampler__image__repository": "my/leeway:1.0"},
+        ["sampler", "image", "repository"],
+    ),
+    "a registry with a scheme": ({"global__imageRegistry": "https://a.example"}, ["global", "imageRegistry"]),
+    "a tag that is a number": ({"sampler__image__tag": 1.10}, ["sampler", "image", "tag", "string"]),
+    "a name that Kubernetes refuses": ({"fullnameOverride": "My_Run"}, ["fullnameOverride"]),
+    "a label with a space": ({"sampler__podLabels": {"team": "a b"}}, ["sampler", "podLabels", "team"]),
+    "text in place of resources": ({"sampler__resources": "cpu=1"}, ["sampler", "resources", "object"]),
+    "text in place of a run": ({"run": "task: {kind: digits}"}, ["run", "object"]),
     "a digest that is none": ({"sampler__image__digest": "abc"}, ["image", "digest"]),
     "what the chart sets itself": (
         {"run": {"task": TASK, "sampler": {"replicas": 2}}},

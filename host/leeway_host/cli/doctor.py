@@ -57,13 +57,23 @@ def doctor(
         raise UsageError(
             "which configuration or run? for example: leeway doctor examples/quickstart.yaml, or --machine"
         )
-    if Path(target).is_file():
+    if _is_configuration(Path(target)):
         from leeway_host.preflight.runner import check_file
 
         _end(check_file(Path(target), sets or [], engine=engine, progress=_progress), as_json)
     if engine or sets:
         raise UsageError(f"{target} is not a file: --engine and --set belong to a configuration (YAML)")
     _diagnose(target, name, as_json)
+
+
+def _is_configuration(path: Path) -> bool:
+    """True for a file. Raises UsageError for one that is not there, and for a name that can be none."""
+    try:
+        if path.suffix in (".yaml", ".yml") and not path.exists():
+            raise UsageError(f"configuration {path} does not exist (looked in {Path.cwd()})")
+        return path.is_file()
+    except OSError as exc:
+        raise UsageError(f"{path} cannot be read: {exc.strerror}") from exc
 
 
 def _progress(text: str) -> None:

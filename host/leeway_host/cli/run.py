@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -60,6 +61,8 @@ def run(
     from leeway_host.launch.claims import default_out
     from leeway_host.launch.local import LocalRun
 
+    # A shell leaves the ~ of --out=~/dir as it is.
+    out, resume = out and out.expanduser(), resume and resume.expanduser()
     if resume is not None and out is not None and resume != out:
         raise UsageError("--resume DIR writes to DIR: omit --out")
     if resume_from is not None and resume is None:
@@ -73,8 +76,7 @@ def run(
         "model.name": model,
         "redis.url": redis,
     }
-    options = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
-    resolved = load_config(path, [*(sets or []), *options])
+    resolved = load_config(path, [*(sets or []), *as_sets(given)])
     _check_passwords(resolved, path)
     if no_preflight:
         tell_unread(resolved)
@@ -96,6 +98,14 @@ def run(
     else:
         _show_end(result)
     raise typer.Exit(result.exit_code)
+
+
+def as_sets(given: Mapping[str, Any]) -> list[str]:
+    """Options as items of --set, without those that are not given."""
+    # Without escapes: JSON writes an emoji as two of them, which are two characters in YAML.
+    return [
+        f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items() if value is not None
+    ]
 
 
 def _show_end(result: Result) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -28,6 +29,8 @@ def try_checkpoint(out: Path) -> Finding:
     root = existing_parent(out)
     probe: Path | None = None
     try:
+        if not out.exists() and out.is_symlink():  # raises for a name that is too long
+            raise FileNotFoundError(errno.ENOENT, f"it is a link to {out.readlink()}, which does not exist")
         # Not below `out` itself if it does not exist: a preflight alone leaves no directory behind.
         probe = Path(tempfile.mkdtemp(prefix=".leeway-preflight-", dir=root))
         temporary, final = probe / ".step-000001.tmp", probe / "step-000001"
@@ -47,7 +50,7 @@ def try_checkpoint(out: Path) -> Finding:
             )
     except OSError as exc:
         what = exc.strerror or str(exc)
-        where = "" if root == out else f" ({out} does not exist yet)"
+        where = "" if root == out else f" for {out}"
         return Finding(
             "error",
             WRITE,
@@ -63,9 +66,16 @@ def try_checkpoint(out: Path) -> Finding:
 def existing_parent(path: Path) -> Path:
     """`path`, or the nearest directory above it that exists."""
     path = path.absolute()
-    while not path.exists() and path != path.parent:
+    while not _exists(path) and path != path.parent:
         path = path.parent
     return path
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long
+        return False
 
 
 def _fsync(path: Path) -> None:
@@ -121,9 +131,10 @@ def judge_log(config: RunConfig, parameters: int, free: int, directory: Path) ->
 def size_of(directory: Path) -> int:
     """Bytes of the files in `directory`; 0 if it does not exist."""
     found = 0
-    for path in directory.rglob("*"):
-        try:
-            found += path.stat().st_size if path.is_file() and not path.is_symlink() else 0
-        except OSError:
-            continue  # it has been deleted in the meantime
+    for root, _, names in os.walk(directory):
+        for path in (Path(root, name) for name in names):
+            try:
+                found += path.stat().st_size if path.is_file() and not path.is_symlink() else 0
+            except OSError:
+                continue  # it has been deleted in the meantime
     return found

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pydantic import Field, NonNegativeInt
 
-from leeway.config.base import Section
+from leeway.config.base import Section, UserPath
 
 
 class OutputConfig(Section):
     """What a run writes."""
 
-    dir: str | None = None
+    dir: UserPath | None = None
     """Output directory; null: runs/<name>-<time>."""
     save_model: bool = True
     """Write the final policy to DIR/model in Hugging Face format."""

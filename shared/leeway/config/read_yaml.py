@@ -58,6 +58,20 @@ def _count_values(node: yaml.Node, known: dict[int, int], above: set[int]) -> in
     return known[key]
 
 
+def _plain_integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    """An integer, unless YAML reads it otherwise than people do: 010 is 8 there, and 1:30 is 90."""
+    if re.fullmatch(r"[-+]?(0[0-9_]+|.*:.*)", node.value):
+        value = loader.construct_yaml_int(node)
+        raise yaml.constructor.ConstructorError(
+            None,
+            None,
+            f"{node.value} is {value} in YAML: write {value}, or quotes around a text",
+            node.start_mark,
+        )
+    return int(loader.construct_yaml_int(node))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _plain_integer)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?([0-9][0-9_]*)(\.[0-9_]*)?[eE][-+]?[0-9]+$"),

@@ -48,24 +48,22 @@ def connect(
             retry_on_error=[ReadOnlyError],
         )
     except ValueError as exc:
-        raise RedisRefused(
-            f"redis.url {redact_url(url)}: {exc}; expected redis://:password@host:port/0"
-        ) from exc
+        raise RedisRefused(f"redis.url {_shown(url)}: {exc}; expected redis://:password@host:port/0") from exc
     try:
-        retrying(client.ping, budget_s=wait_s, what=f"connecting to {redact_url(url)}")
+        retrying(client.ping, budget_s=wait_s, what=f"connecting to {_shown(url)}")
         set_clock(retrying(client.time, budget_s=wait_s, what="reading the server's clock"))
     except InvalidResponse as exc:
         client.close()
         raise RedisRefused(
-            f"{redact_url(url)} does not speak Redis ({exc}): give the host and port of a Redis server"
+            f"{_shown(url)} does not speak Redis ({exc}): give the host and port of a Redis server"
         ) from exc
     except (AuthenticationError, NoPermissionError, ResponseError) as exc:
         client.close()
-        raise RedisRefused(f"Redis at {redact_url(url)} refused: {exc}; {_advice(str(exc))}") from exc
+        raise RedisRefused(f"Redis at {_shown(url)} refused: {exc}; {_advice(str(exc), url)}") from exc
     except redis.ConnectionError as exc:
         client.close()
         raise RedisRefused(
-            f"Redis at {redact_url(url)}: {exc}; set the environment variable SSL_CERT_FILE to the "
+            f"Redis at {_shown(url)}: {exc}; set the environment variable SSL_CERT_FILE to the "
             "certificate of its authority"
         ) from exc
     except RedisUnavailable as exc:
@@ -74,8 +72,18 @@ def connect(
     return client
 
 
-def _advice(refusal: str) -> str:
+def _shown(url: str) -> str:
+    """`url` without secrets. What stands before @ without a colon may be a password that lacks it."""
+    scheme, separator, rest = redact_url(url).partition("://")
+    user, at, place = rest.rpartition("@")
+    return f"{scheme}{separator}{user if ':' in user or not at else '***'}{at}{place}"
+
+
+def _advice(refusal: str, url: str) -> str:
     """What to do about a command that the server refused."""
+    user, at, _ = urlsplit(url).netloc.rpartition("@")
+    if at and ":" not in user:
+        return "what stands before @ is a user without a password; a password alone is written :password@"
     if "DB index" in refusal:
         return "the number after the port is the database, usually 0"
     if refusal.startswith("HELLO"):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from leeway.checks import CATALOGUE
 from leeway.checks.board import Records, merge
 from leeway.checks.result import judge
+from leeway.errors import UsageError
+from leeway_host.cli.app import app
 from leeway_host.doctor import Diagnosis, build_table
 
 
@@ -42,3 +46,9 @@ def test_merge_reports_only_what_got_worse() -> None:
     values = [0.0, 2.0, 2.0, 9.0, 0.0, 9.0]
     news = [merge(records, [judge("a/b", v, "", fail=5.0, warn=1.0)], 0.0) for v in values]
     assert [[n.status for n in found] for found in news] == [[], ["warn"], [], ["fail"], [], []]
+
+
+@pytest.mark.parametrize("suffix", ["", ".yaml"])
+def test_a_name_that_is_too_long(suffix: str) -> None:
+    done = CliRunner().invoke(app, ["doctor", "x" * 300 + suffix])
+    assert isinstance(done.exception, UsageError) and "File name too long" in str(done.exception)

@@ -21,6 +21,7 @@ from leeway.config.read_yaml import parse_yaml
 from leeway.corrections import METHODS
 from leeway.errors import ConfigError
 from leeway.streams import replica_url
+from leeway_host.cli.run import as_sets
 
 BASE = {"task": {"kind": "digits"}}
 
@@ -210,6 +211,32 @@ def test_merge_keys_work_and_odd_keys_are_refused() -> None:
     for text in ("? [a, b]\n: 1", "a: !!int x", "[" * 5000):
         with pytest.raises(ConfigError, match="not valid YAML"):
             parse_yaml(text, "f")
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [("010", "8"), ("-017", "-15"), ("1:30", "90"), ("0", None), ("0x1F", None), ("1_000", None)],
+)
+def test_integers_that_people_read_otherwise_are_refused(value: str, read: str | None) -> None:
+    if read is None:
+        assert isinstance(parse_yaml(value, "x"), int)
+        return
+    with pytest.raises(ConfigError, match=f"{value} is {read} in YAML: write {read}, or quotes"):
+        parse_yaml(value, "x")
+
+
+def test_home_in_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/u")
+    task = {"kind": "jsonl", "path": "~/a b.jsonl"}
+    config = build_config({"task": task, "output": {"dir": "~/runs/ü"}})
+    assert (config.output.dir, config.task.files) == ("/home/u/runs/ü", (Path("/home/u/a b.jsonl"),))
+    with pytest.raises(ConfigError, match=r"output\.dir: ~no-such-user/x: .* without ~"):
+        build_config({"task": task, "output": {"dir": "~no-such-user/x"}})
+
+
+@pytest.mark.parametrize("name", ["/models/𠮷 😀", 'a "quoted" one', "x: y # z", "null", "1.10", "é\\n"])
+def test_options_arrive_as_they_are_given(file: Path, name: str) -> None:
+    assert load_config(file, as_sets({"model.name": name, "trainer.steps": None}), {}).model.name == name
 
 
 def test_a_config_cannot_change() -> None:

@@ -372,9 +372,12 @@ def test_sources_without_an_end_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="more than 1048576 bytes"):
         read_file("/dev/zero")
     path = tmp_path / "long.jsonl"
-    with path.open("wb") as file:
-        file.truncate(20 << 20)  # one line without an end
+    path.write_bytes(b'{"prompt": "' + b"a" * (17 << 20))  # one line without an end
     with pytest.raises(TaskError, match="line 1: longer than"):
+        JsonlTask(JsonlConfig(path=str(path)))
+    with path.open("wb") as file:
+        file.truncate(20 << 20)
+    with pytest.raises(TaskError, match="zero bytes"):
         JsonlTask(JsonlConfig(path=str(path)))
 
 

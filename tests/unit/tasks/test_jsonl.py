@@ -31,7 +31,16 @@ def test_reads_prompts_answers_and_metadata(tmp_path):
         ('{"prompt": "x", "anwser": "y"}', "line 2: field 'answer' .task.answer_field. is missing.*anwser"),
         ('{"prompt": "", "answer": "y"}', "line 2: field 'prompt' is empty"),
         ('{"prompt": 3, "answer": "y"}', "line 2: field 'prompt' must be text or a list"),
+        ('{"prompt": "  \\n", "answer": "y"}', "line 2: field 'prompt' is empty"),
         ('{"prompt": [{"role": "user"}], "answer": "y"}', "line 2: field 'prompt' must be"),
+        (
+            '{"prompt": [{"role": "human", "content": "x"}], "answer": "y"}',
+            "line 2: .* role 'human'; chat templates know it as 'user'",
+        ),
+        (
+            '{"prompt": [{"role": "assistant", "content": "x"}], "answer": "y"}',
+            "line 2: .* ends with a message of role 'assistant'",
+        ),
         ('{"prompt": "x", "answer": null}', "line 2: field 'answer' must be text or a number, got null"),
         ('{"prompt": "x", "answer": true}', "line 2: field 'answer' must be"),
     ],
@@ -50,6 +59,14 @@ def test_not_utf8(tmp_path):
         load(file)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32-le"])
+def test_other_encodings_are_named(tmp_path, encoding):
+    file = tmp_path / "items.jsonl"
+    file.write_bytes('{"prompt": "x", "answer": "y"}\n'.encode(encoding))
+    with pytest.raises(TaskError, match="is UTF-16 text|not text in UTF-8"):
+        load(file)
+
+
 @pytest.mark.parametrize("content", ["", "\n \n"])
 def test_empty_file_is_refused(tmp_path, content):
     file = tmp_path / "items.jsonl"
@@ -61,6 +78,11 @@ def test_empty_file_is_refused(tmp_path, content):
 def test_missing_file(tmp_path):
     with pytest.raises(TaskError, match=r"nowhere\.jsonl is not a file"):
         load(tmp_path / "nowhere.jsonl")
+
+
+def test_a_path_that_is_too_long_is_named(tmp_path):
+    with pytest.raises(TaskError, match=r"task\.path: .* cannot be read: File name too long"):
+        load(tmp_path / ("x" * 300))
 
 
 def test_verifier_does_not_exist(tmp_path):

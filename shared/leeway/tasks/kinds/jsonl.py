@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from leeway.config.base import UserPath
 from leeway.config.task import TaskConfig
 from leeway.tasks.base import Message, TaskError, TaskItem, TaskKind, check_index
 from leeway.tasks.json_lines import WrittenNumber, json_name, line_content, plain_value, read_record
@@ -27,11 +28,19 @@ FORMATS = {
 """First bytes of files that are given by mistake."""
 
 
+ROLES_ELSEWHERE = {
+    **dict.fromkeys(("human", "User", "Human"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bot", "ai", "model", "Assistant"), "assistant"),
+    "System": "system",
+}
+"""Roles of other formats (ShareGPT, Gemini) -> the role that chat templates know."""
+
+
 class JsonlConfig(TaskConfig):
     """The lines of a file, one JSON object per line."""
 
     kind: Literal["jsonl"] = "jsonl"
-    path: str = Field(min_length=1)
+    path: UserPath = Field(min_length=1)
     """The JSONL file."""
     prompt_field: str = "prompt"
     """Field that contains the prompt: text, or a list of chat messages."""
@@ -72,12 +81,14 @@ class JsonlTask:
 
 
 def _read_items(path: Path, prompt_field: str, answer_field: str) -> list[TaskItem]:
-    if path.is_dir():
-        raise TaskError(f"task.path: {path} is a directory; expected a file with one JSON object per line")
-    if not path.is_file():
-        raise TaskError(f"task.path: {path} is not a file (looked in {Path.cwd()})")
     items: list[TaskItem] = []
     try:
+        if path.is_dir():
+            raise TaskError(
+                f"task.path: {path} is a directory; expected a file with one JSON object per line"
+            )
+        if not path.is_file():
+            raise TaskError(f"task.path: {path} is not a file (looked in {Path.cwd()})")
         with path.open("rb") as lines:
             for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES + 1), b""), start=1):
                 where = f"{path}, line {number}"
@@ -100,6 +111,11 @@ def _check_format(start: bytes, path: Path) -> None:
     for magic, what in FORMATS.items():
         if start.startswith(magic):
             raise TaskError(f"task.path: {path} is {what}; expected text with one JSON object per line")
+    if b"\0" in start[:256]:
+        raise TaskError(
+            f"task.path: {path} is not text in UTF-8 (it contains zero bytes: a binary file, or UTF-16); "
+            "expected text with one JSON object per line"
+        )
     if line_content(start).startswith(b"["):
         raise TaskError(
             f"task.path: {path} starts with [: it is a JSON array; expected one JSON object per line, as in "
@@ -133,7 +149,7 @@ def _build_item(
 
 def _read_prompt(value: Any, field: str, where: str) -> str | tuple[Message, ...]:
     if isinstance(value, str):
-        if not value:
+        if not value.strip():
             raise TaskError(f"{where}: field {field!r} is empty")
         return value
     is_chat = (
@@ -150,6 +166,18 @@ def _read_prompt(value: Any, field: str, where: str) -> str | tuple[Message, ...
         raise TaskError(
             f'{where}: field {field!r} must be text or a list of {{"role": ..., "content": ...}} with text, '
             f"got {json_name(value)}"
+        )
+    roles = [message["role"] for message in value]
+    for role in roles:
+        if role in ROLES_ELSEWHERE:
+            raise TaskError(
+                f"{where}: field {field!r} has a message of role {role!r}; chat templates know it as "
+                f"{ROLES_ELSEWHERE[role]!r}"
+            )
+    if roles[-1] == "assistant":
+        raise TaskError(
+            f"{where}: field {field!r} ends with a message of role 'assistant', which the model is to write: "
+            "remove it from the prompt"
         )
     return tuple({"role": message["role"], "content": message["content"]} for message in value)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from preflight_support import config_of
 
-from leeway_host.preflight.disk import judge_log, judge_space, size_of, try_checkpoint
+from leeway_host.preflight.disk import existing_parent, judge_log, judge_space, size_of, try_checkpoint
 from leeway_host.preflight.sizes import GIB, LOGS, MIB, ROW, disk_parts, total
 
 
@@ -21,6 +21,23 @@ def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     found = try_checkpoint(tmp_path / "out")
     assert found.level == "error" and "Not a directory" in found.text and "--out" in found.next_step
+
+
+def test_a_name_that_is_too_long(tmp_path: Path) -> None:
+    out = tmp_path / ("x" * 300)
+    found = try_checkpoint(out)
+    assert found.level == "error" and "File name too long" in found.text and str(out) in found.text
+    assert existing_parent(out) == tmp_path and size_of(out) == 0
+
+
+def test_a_link_to_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to("/nowhere/dir")
+    found = try_checkpoint(tmp_path / "out")
+    assert found.level == "error" and "a link to /nowhere/dir, which does not exist" in found.text
+
+
+def test_names_with_spaces_and_line_breaks(tmp_path: Path) -> None:
+    assert try_checkpoint(tmp_path / "a b\nü").level == "ok"
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a file system that nobody can write")

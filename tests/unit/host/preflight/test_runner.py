@@ -170,7 +170,8 @@ def test_doctor_of_this_machine(tmp_path: Path) -> None:
     ("args", "part"),
     [
         ([], "leeway doctor examples/quickstart.yaml"),
-        (["missing.yaml"], "missing.yaml contains neither"),
+        (["missing.yaml"], "configuration missing.yaml does not exist (looked in "),
+        (["missing"], "missing contains neither"),
         ([".", "--engine"], "belong to a configuration"),
     ],
 )
