@@ -28,7 +28,7 @@ from leeway.streams import ROLLOUTS_GROUP, TICKETS_GROUP, Consumer, Keys, add_fi
 from leeway.weights import WeightManifest, publish_weights
 from leeway_host.redis_server import free_port
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 PROMPT = np.array([4, 9, 17, 30, 5, 61], dtype=np.int32)
 
 
@@ -64,7 +64,7 @@ class Rig:
         with (self.directory / "log").open("ab") as log:
             env = {**os.environ, "URL": self.url}
             self.process = subprocess.Popen(argv, stdout=log, stderr=log, env=env)
-        wait_for("the first heartbeat", lambda: self.status() or self.process.poll() is not None, 120)
+        wait_for("the first heartbeat", lambda: self.status() or self.process.poll() is not None, 300)
         assert self.process.poll() is None, (self.directory / "log").read_text()[-3000:]
 
     def status(self) -> SamplerStatus | None:
@@ -262,7 +262,7 @@ def test_sigterm_finishes_what_is_in_flight_and_leaves(rig):
 def test_a_killed_sampler_leaves_no_engine_behind_and_its_successor_does_its_work(rig):
     if rig.process.poll() is not None:  # drained by the test before, when that ran
         rig.start()
-    wait_for("its first heartbeat", rig.status, 120)
+    wait_for("its first heartbeat", rig.status, 300)
     rig.sync(epoch=2)
     children = psutil.Process(rig.process.pid).children(recursive=True)
     assert children
