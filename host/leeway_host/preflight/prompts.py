@@ -22,6 +22,7 @@ from leeway.tasks.base import Message
 
 CHECK = "prompts"
 SAMPLE = 200
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 
 
 def try_prompts(config: RunConfig, model: str) -> Iterator[Finding | str]:
@@ -41,6 +42,7 @@ def try_prompts(config: RunConfig, model: str) -> Iterator[Finding | str]:
     task = load_task(config.task)
     yield "encoding prompts"
     yield from check_prompts(config, tokenizer, task, embedding_rows(read_json(Path(model) / CONFIG)))
+    yield from judge_template_files(Path(model), tokenizer)
     check_tokens(Path(model), tokenizer)
 
 
@@ -124,6 +126,20 @@ def judge_template(config: RunConfig, tokenizer: Any, task: Task, items: list[in
                 step = "remove task.system_prompt, or correct the template"
             found.append(Finding("error", CHECK, text, step))
     return found
+
+
+def judge_template_files(model: Path, tokenizer: Any) -> list[Finding]:
+    """A file with a chat template that the tokenizer does not use: it is empty, or a processor's."""
+    unused = [name for name in TEMPLATE_FILES if (model / name).is_file() and not tokenizer.chat_template]
+    return [
+        Finding(
+            "warning",
+            CHECK,
+            f"the tokenizer has no chat template, although there is {name}: prompts are plain text",
+            "put the template into chat_template.jinja, or delete the file",
+        )
+        for name in unused
+    ]
 
 
 def judge_special_tokens(tokenizer: Any) -> list[Finding]:

@@ -39,7 +39,7 @@ def check_server(site: Site) -> list[Finding]:
     with client:
         info = read_info(client)
         found += judge_info(info) + judge_clock(client)
-        if info.get("redis_mode") == "sentinel":
+        if "sentinel_masters" in info:
             return found
         try:
             found += try_commands(client, keys, [LAUNCHER, *_without_users(site.config)], "redis.url")
@@ -130,7 +130,7 @@ def judge_info(info: Mapping[str, Any]) -> list[Finding]:
         add("error", f"{name} {version}: XAUTOCLAIM needs 6.2 or newer", "use a newer server")
     else:
         add("ok", f"{name} {version}")
-    if info.get("redis_mode") == "sentinel":
+    if "sentinel_masters" in info:
         step = "give the address of the primary: SENTINEL get-master-addr-by-name NAME tells it"
         add("error", "redis.url is a Sentinel, which holds no data", step)
     if info.get("role") in ("slave", "replica"):

@@ -12,7 +12,7 @@ from tokenizers import processors
 
 from leeway.tasks import load_task
 from leeway_host.models.tiny import build_tokenizer
-from leeway_host.preflight.prompts import check_prompts, sample_items
+from leeway_host.preflight.prompts import check_prompts, judge_template_files, sample_items
 
 
 @pytest.fixture
@@ -104,6 +104,24 @@ def test_what_a_chat_template_drops(
     assert dropped is None or f"item 0: the chat template drops the message of role {dropped}" in text_of(
         found
     )
+
+
+@pytest.mark.parametrize(
+    ("file", "template", "told"),
+    [
+        ("chat_template.json", None, True),
+        ("chat_template.jinja", "", True),
+        ("chat_template.json", ANY, False),
+        ("config.json", None, False),
+    ],
+)
+def test_a_template_that_the_tokenizer_does_not_use(
+    tokenizer: Any, tmp_path: Path, file: str, template: str | None, told: bool
+) -> None:
+    tokenizer.chat_template = template
+    (tmp_path / file).write_text("")
+    found = judge_template_files(tmp_path, tokenizer)
+    assert [file in finding.text for finding in found] == [True] * told
 
 
 @pytest.mark.parametrize("size", [1, 2, 199, 200, 201, 5000])

@@ -214,7 +214,7 @@ def test_a_replica(tmp_path: Path) -> None:
     [
         ({"valkey_version": None, "redis_version": "6.0.16"}, "error", "Redis 6.0.16: XAUTOCLAIM needs 6.2"),
         ({"role": "slave", "master_host": "h", "master_port": 1}, "error", "replica of h:1"),
-        ({"redis_mode": "sentinel"}, "error", "is a Sentinel"),
+        ({"sentinel_masters": 1}, "error", "is a Sentinel"),
         ({"loading": 1}, "warning", "loading"),
         ({"cluster_enabled": 1}, "warning", "Cluster"),
         ({"maxmemory_policy": "allkeys-lru"}, "error", "allkeys-lru"),
