@@ -55,8 +55,14 @@ def learning_rate(step: int, config: TrainerConfig) -> float:
     return config.learning_rate * max(0.0, left / max(1, config.steps - config.warmup_steps))
 
 
-def deepspeed_config(config: TrainerConfig, world_size: int, *, optimizer: bool = True) -> dict[str, Any]:
-    """DeepSpeed's configuration; `trainer.deepspeed` is merged over it.
+MAX_BUCKET = 500_000_000
+"""Parameters in a bucket of gradients: DeepSpeed's default, which it allocates whatever the model's size."""
+
+
+def deepspeed_config(
+    config: TrainerConfig, world_size: int, *, parameters: int = MAX_BUCKET, optimizer: bool = True
+) -> dict[str, Any]:
+    """DeepSpeed's configuration; `trainer.deepspeed` is merged over it. `parameters`: of the model.
 
     The policy sets the accumulation boundary of every micro-batch itself, because their number depends on the
     response lengths. Gradients accumulate in float32. DeepSpeed's stage 0 cannot do that with bfloat16
@@ -69,7 +75,7 @@ def deepspeed_config(config: TrainerConfig, world_size: int, *, optimizer: bool 
         "gradient_accumulation_steps": 1,
         "steps_per_print": 10**9,
         "bf16": {"enabled": config.dtype == "bfloat16"},
-        "zero_optimization": {"stage": stage},
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": max(1, min(MAX_BUCKET, parameters))},
     }
     if optimizer:
         built["gradient_clipping"] = config.max_grad_norm
@@ -138,11 +144,12 @@ class Policy:
         if config.gradient_checkpointing:
             model.lm.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()  # needed for gradient checkpointing; dropout is off
+        parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
         self.engine, self.optimizer = start_engine(
             config,
             model=model,
             model_parameters=_parameter_groups(model, config.weight_decay),
-            config=deepspeed_config(config, ranks.size),
+            config=deepspeed_config(config, ranks.size, parameters=parameters),
         )
         self.model = model
         self.vocabulary = int(model.lm.config.get_text_config().vocab_size)

@@ -30,9 +30,20 @@ def test_stage_zero_in_bfloat16_runs_as_stage_one(stage, dtype, runs_as):
 def test_the_users_deepspeed_configuration_is_merged():
     extra = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}, "prescale_gradients": True}
     built = deepspeed_config(TrainerConfig(zero_stage=2, deepspeed=extra), world_size=1)
-    assert built["zero_optimization"] == {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    assert built["zero_optimization"]["stage"] == 2
+    assert built["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
     assert built["prescale_gradients"] is True
     assert "optimizer" not in deepspeed_config(TrainerConfig(), world_size=1, optimizer=False)
+
+
+def test_buckets_are_no_larger_than_the_model():
+    def bucket(parameters, **extra):
+        config = TrainerConfig(deepspeed={"zero_optimization": extra})
+        return deepspeed_config(config, 1, parameters=parameters)["zero_optimization"]["reduce_bucket_size"]
+
+    assert bucket(1_000) == 1_000
+    assert bucket(7 * 10**9) == 5 * 10**8
+    assert bucket(1_000, reduce_bucket_size=50) == 50
 
 
 def test_merging_changes_neither():
