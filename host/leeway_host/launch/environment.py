@@ -42,7 +42,7 @@ OF_TORCHRUN = (
 """What torchrun and batch systems tell the processes of a job. A run starts its own processes."""
 DEPENDENCIES = frozenset(
     {"click", "deepspeed", "fastapi", "httpx", "huggingface_hub", "jinja2", "kubernetes", "numpy"}
-    | {"opentelemetry", "pebble", "prometheus_client", "psutil", "pydantic", "pydantic_core", "redis", "rich"}
+    | {"opentelemetry", "prometheus_client", "psutil", "pydantic", "pydantic_core", "redis", "rich"}
     | {"reasoning_gym", "safetensors", "tenacity", "tokenizers", "torch", "transformers", "triton", "typer"}
     | {"uvicorn", "vllm", "xxhash", "yaml", "zstandard"}
 )
