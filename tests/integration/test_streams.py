@@ -158,12 +158,17 @@ class LosesReplies(redis.Connection):
         return reply
 
 
+def losing_replies(server: EmbeddedRedis) -> redis.Redis:
+    """A client whose connections are of that kind."""
+    retry = connect(server.url).connection_pool.connection_kwargs["retry"]
+    pool = redis.ConnectionPool.from_url(server.url, connection_class=LosesReplies, retry=retry)
+    return redis.Redis(connection_pool=pool)
+
+
 def test_a_reply_that_is_lost_on_the_way_is_read_again(
     redis_server: EmbeddedRedis, client: redis.Redis, keys: Keys
 ) -> None:
-    retry = connect(redis_server.url).connection_pool.connection_kwargs["retry"]
-    pool = redis.ConnectionPool.from_url(redis_server.url, connection_class=LosesReplies, retry=retry)
-    reader = consumer(redis.Redis(connection_pool=pool), keys)
+    reader = consumer(losing_replies(redis_server), keys)
     assert reader.read(1, 0.05) == []  # the first read looks for what was pending anyway
     append(client, keys.tickets, event("w"))
     LosesReplies.armed = True
@@ -217,9 +222,7 @@ def test_reconnects_are_not_deliveries_and_a_restart_is_one(
 def test_a_lost_reply_among_many_pending_entries_is_found(
     redis_server: EmbeddedRedis, client: redis.Redis, keys: Keys
 ) -> None:
-    retry = connect(redis_server.url).connection_pool.connection_kwargs["retry"]
-    pool = redis.ConnectionPool.from_url(redis_server.url, connection_class=LosesReplies, retry=retry)
-    reader = consumer(redis.Redis(connection_pool=pool), keys)
+    reader = consumer(losing_replies(redis_server), keys)
     fill(client, keys, 10 * PAGE + 500)
     assert len(reader.read(10 * PAGE + 100, 0.1)) == 10 * PAGE + 100
     LosesReplies.armed = True
