@@ -55,33 +55,39 @@ class StateStore:
         """
         term = int(1000 * now())  # above all that were counted, and no other controller's
 
-        def claim() -> None:
-            self._write(ControllerState(), lambda pipe: pipe.hset(self.keys.state, TERM_FIELD, term), term)
+        def check(found: int) -> None:
+            if found > self.term and found != term:  # `term`: a repeated attempt
+                raise self._deposed(found)
 
-        self._retry(claim, "beginning again")
+        def effects(pipe: Any) -> None:
+            pipe.hset(self.keys.state, TERM_FIELD, term)
+
+        self._retry(lambda: self._write(ControllerState(), effects, check), "beginning again")
         self.term, self.state = term, ControllerState()
 
     def _check_term(self, found: int) -> None:
         if found > self.term:
-            raise DeposedError(f"controller {found} of this run has replaced this one ({self.term})")
+            raise self._deposed(found)
         if found < self.term:
             raise StateLostError(f"the server has term {found}, this controller has {self.term}")
+
+    def _deposed(self, by: int) -> DeposedError:
+        return DeposedError(f"controller {by} of this run has replaced this one ({self.term})")
 
     def _retry(self, call: Callable[[], Any], what: str) -> Any:
         return retrying(call, budget_s=self.budget_s, what=what)
 
     def commit(self, state: ControllerState, effects: Effects = lambda pipe: None) -> None:
         """Write effects and state in one MULTI. Raises DeposedError, StateLostError, RedisUnavailable."""
-        self._retry(lambda: self._write(state, effects), "writing the state")
+        self._retry(lambda: self._write(state, effects, self._check_term), "writing the state")
         self.state = state
 
-    def _write(self, state: ControllerState, effects: Effects, new_term: int | None = None) -> None:
+    def _write(self, state: ControllerState, effects: Effects, check: Callable[[int], None]) -> None:
+        """`check` raises if the term that the server has is not one to write under."""
         with self.client.pipeline(transaction=True) as pipe:
             for _ in range(COMMIT_ATTEMPTS):
                 cast(Any, pipe).watch(self.keys.state)
-                found = int(cast(Any, pipe.hget(self.keys.state, TERM_FIELD)) or 0)
-                if new_term is None or (found >= self.term and found != new_term):
-                    self._check_term(found)
+                check(int(cast(Any, pipe.hget(self.keys.state, TERM_FIELD)) or 0))
                 pipe.multi()
                 effects(pipe)
                 pipe.hset(self.keys.state, STATE_FIELD, state.model_dump_json())

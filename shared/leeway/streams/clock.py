@@ -9,27 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-
-class _Clock:
-    """Unix time at some moment, and the reading of the monotonic clock at that moment."""
-
-    def __init__(self) -> None:
-        self.pair = time.time(), time.monotonic()
-
-    def __call__(self) -> float:
-        unix, monotonic = self.pair
-        return unix + time.monotonic() - monotonic
-
-
-_clock = _Clock()
+_followed = time.time(), time.monotonic()
+"""Unix time at some moment, and the reading of the monotonic clock at that moment."""
 
 
 def now() -> float:
     """Unix time in seconds by the clock of the Redis server that this process talked to last."""
-    return _clock()
+    unix, monotonic = _followed
+    return unix + time.monotonic() - monotonic
 
 
 def set_clock(server_time: Sequence[int]) -> None:
     """Follow the server's clock. `server_time`: the answer to TIME, in seconds and microseconds."""
+    global _followed
     seconds, microseconds = server_time
-    _clock.pair = seconds + 1e-6 * microseconds, time.monotonic()
+    _followed = seconds + 1e-6 * microseconds, time.monotonic()
