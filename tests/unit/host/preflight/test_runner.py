@@ -22,12 +22,13 @@ from leeway.findings import Finding, order_findings
 from leeway_host.launch.local import LocalRun
 from leeway_host.models import prepare_model
 from leeway_host.preflight import as_json, describe, exit_code, require_ready, run_preflight
-from leeway_host.preflight.disk import check_space
+from leeway_host.preflight.disk import judge_space
 from leeway_host.preflight.machine import judge_machine, judge_memory
 from leeway_host.preflight.ports import check_ports
 from leeway_host.preflight.runner import Check, PreflightFailed, check_file, run_checks
 from leeway_host.preflight.server import check_server_memory
 from leeway_host.preflight.settings import check_settings
+from leeway_host.preflight.sizes import GIB
 
 pytestmark = pytest.mark.thorough
 
@@ -196,7 +197,7 @@ def test_the_examples_have_no_errors(path: Path, tmp_path: Path) -> None:
     found = [
         *check_settings(site),
         *check_ports(site),
-        *check_space(site),
+        *judge_space(config, size, 200 * GIB, 10**6, 0, tmp_path),
         *check_server_memory(site),
         *judge_machine(machine, config),
         *judge_memory(machine, config, size),

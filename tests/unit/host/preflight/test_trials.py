@@ -26,8 +26,8 @@ pytestmark = pytest.mark.thorough
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    """Child processes find modules in `tmp_path`."""
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    """Child processes find modules in `tmp_path`, and not in the working directory (an empty entry)."""
+    path = os.pathsep.join(filter(None, [str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
     return site_of(tmp_path / "out", None, **{**os.environ, "PYTHONPATH": path})
 
 
