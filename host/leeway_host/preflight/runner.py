@@ -1,7 +1,8 @@
 """All checks of a configuration: which there are, in which order they run, and what they may take.
 
 first    what needs no model: settings, machine, ports, disk, Redis, one reward
-prepare  the model is built or fetched, as the run does it
+prepare  the model is built or fetched, as the run does it; built at the same time as the first checks run,
+         and fetched only when they found no error
 second   what needs it: files, sizes, prompts, the trainer's model and its export
 third    the engine, only with --engine: the run starts it anyway, and generates before step 0
 
@@ -86,6 +87,11 @@ def _trial(name: str, module: str, limit_s: float) -> Check:
 
 def run_checks(checks: Sequence[Check], site: Site) -> list[Finding]:
     """The findings of all checks in their order; a check that raises or hangs is a finding."""
+    return start_checks(checks, site)()
+
+
+def start_checks(checks: Sequence[Check], site: Site) -> Callable[[], list[Finding]]:
+    """Start `checks`; the function that is returned waits for them, see `run_checks`."""
     results: dict[str, list[Finding]] = {}
     started = time.monotonic()
     threads = []
@@ -94,12 +100,18 @@ def run_checks(checks: Sequence[Check], site: Site) -> list[Finding]:
         thread = threading.Thread(target=_run_check, args=(check, site, results), daemon=True)
         thread.start()
         threads.append(thread)
-    found = []
-    for check, thread in zip(checks, threads, strict=True):
-        thread.join(max(0.0, started + check.budget_s - time.monotonic()))
-        hang = Finding("error", check.name, f"no result within {check.budget_s:g} s", "see what it waits for")
-        found += results.get(check.name, [hang])
-    return found
+
+    def wait() -> list[Finding]:
+        found = []
+        for check, thread in zip(checks, threads, strict=True):
+            thread.join(max(0.0, started + check.budget_s - time.monotonic()))
+            hang = Finding(
+                "error", check.name, f"no result within {check.budget_s:g} s", "see what it waits for"
+            )
+            found += results.get(check.name, [hang])
+        return found
+
+    return wait
 
 
 def _run_check(check: Check, site: Site, results: dict[str, list[Finding]]) -> None:
@@ -117,16 +129,16 @@ def run_preflight(
 ) -> tuple[list[Finding], Path | None]:
     """All findings about a run, and the directory of its model (None if it cannot be had)."""
     progress("preflight: configuration, machine, disk, Redis, reward")
-    found = run_checks(first_checks(site.config), site)
-    failed = any(finding.level == "error" for finding in found)
-    if failed and is_remote(site.config.model.name):
+    wait = start_checks(first_checks(site.config), site)
+    if is_remote(site.config.model.name) and any(finding.level == "error" for finding in wait()):
         text = f"{site.config.model.name} was not downloaded because of the errors above"
-        return [*found, Finding("info", model.CHECK, text)], None
+        return [*wait(), Finding("info", model.CHECK, text)], None
     try:
-        directory = prepare()
+        directory = prepare()  # meanwhile the checks run
         site = replace(site, model=read_model(directory))
     except (LeewayError, OSError) as exc:
-        return distinct([*found, Finding("error", model.CHECK, str(exc))]), None
+        return distinct([*wait(), Finding("error", model.CHECK, str(exc))]), None
+    found = wait()
     progress("preflight: model, prompts, trainer, export")
     found += run_checks(second_checks(), site)
     if engine:
