@@ -45,7 +45,7 @@ def engine_environment(config: RunConfig, environ: Mapping[str, str] = os.enviro
     threads = config.sampler.cpu_threads or max(1, (os.cpu_count() or 1) // processes)
     wanted = {
         "VLLM_CPU_KVCACHE_SPACE": str(config.sampler.cpu_kv_cache_gib),
-        "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_LOGGING_LEVEL": "DEBUG" if config.telemetry.log_level == "DEBUG" else "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -53,9 +53,14 @@ def engine_environment(config: RunConfig, environ: Mapping[str, str] = os.enviro
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(threads),
     }
-    if not _has_accelerator() and config.sampler.enforce_eager is not False:
-        # vLLM compiles two small functions of its sampler even in eager mode, which takes 20 s.
-        wanted["TORCH_COMPILE_DISABLE"] = "1"
+    if not _has_accelerator():
+        if config.sampler.enforce_eager is not False:
+            # vLLM compiles two small functions of its sampler even in eager mode, which takes 20 s.
+            wanted["TORCH_COMPILE_DISABLE"] = "1"
+        if config.sampler.tensor_parallel_size == 1:
+            # The model runs in the process of the engine's core. Otherwise vLLM's CPU platform starts one more
+            # process for it, to set thread counts, which are set here.
+            wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return {name: value for name, value in wanted.items() if name not in environ}
 
 

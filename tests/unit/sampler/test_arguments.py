@@ -51,6 +51,22 @@ def test_the_users_environment_is_kept():
     assert engine_environment(config(sampler={"cpu_threads": 3}), {})["OMP_NUM_THREADS"] == "3"
 
 
+def test_vllm_reads_every_variable_that_is_set_for_it():
+    from vllm import envs
+
+    names = [name for name in engine_environment(config(), {}) if name.startswith("VLLM_")]
+    assert names and set(names) <= set(envs.environment_variables)
+
+
+def test_one_process_runs_the_model_on_the_cpu_unless_it_is_split(monkeypatch):
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    monkeypatch.setattr("leeway_sampler.arguments._has_accelerator", lambda: False)
+    assert engine_environment(config(), {})[name] == "0"
+    assert name not in engine_environment(config(sampler={"tensor_parallel_size": 2}), {})
+    monkeypatch.setattr("leeway_sampler.arguments._has_accelerator", lambda: True)
+    assert name not in engine_environment(config(), {})
+
+
 def test_help_imports_nothing_heavy():
     code = (
         "import sys; from leeway_sampler.__main__ import parse_args\n"
