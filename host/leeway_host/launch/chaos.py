@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -25,6 +24,7 @@ from leeway.errors import UsageError
 from leeway.messages import ReportHeader
 from leeway.metrics.areas.time import TIME_STEP_S
 from leeway.metrics.areas.tokens import ROLLOUTS_DUPLICATES
+from leeway.models.tokenizer import load_tokenizer
 from leeway_host.launch.faults import SAMPLERS, STEPS_PER_FAULT, Fault, Injector
 from leeway_host.launch.history import ExpectedDigest, check_history
 from leeway_host.launch.local import LocalRun, Result
@@ -172,11 +172,9 @@ def show(run: ChaosRun, console: Console) -> None:
 
 def expected_digest(config: RunConfig, model: Path) -> ExpectedDigest:
     """Digests of the batches as planned, computed here from data set, seed and tokenizer alone."""
-    from transformers import AutoTokenizer
-
     from leeway.tasks import encode_prompt, load_task
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    tokenizer = load_tokenizer(model, local_files_only=True)
     task = load_task(config.task)
 
     @cache

@@ -11,6 +11,7 @@ from leeway.config import ModelConfig, TaskConfig
 from leeway.models.base import CONFIG, GENERATION_CONFIG, ModelError, first_few, read_json
 from leeway.models.files import absent_files
 from leeway.models.tensors import check_tensors
+from leeway.models.tokenizer import load_tokenizer
 from leeway.models.tokens import check_tokens
 from leeway_host.models.base import Progress, default_cache_dir, is_model_dir, quiet_libraries
 
@@ -135,10 +136,8 @@ def _nearest_model(directory: Path) -> str:
 
 
 def _load_tokenizer(directory: Path, trust_remote_code: bool) -> Any:
-    from transformers import AutoTokenizer
-
     try:
-        return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=trust_remote_code)
+        return load_tokenizer(directory, trust_remote_code=trust_remote_code)
     except Exception as error:  # damaged files raise anything
         text = " ".join(str(error).split())[:400]
         raise ModelError(f"model.name: {directory} has no usable tokenizer: {text}") from error

@@ -16,6 +16,7 @@ from leeway.findings import Finding, run_trial
 from leeway.models.base import CONFIG, embedding_rows, read_json
 from leeway.models.special import special_token_notes
 from leeway.models.templates import ignored_messages
+from leeway.models.tokenizer import load_tokenizer
 from leeway.models.tokens import check_tokens
 from leeway.tasks import Task, build_messages, encode_prompt, load_task
 from leeway.tasks.base import Message
@@ -28,10 +29,8 @@ TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 def try_prompts(config: RunConfig, model: str) -> Iterator[Finding | str]:
     """Load the tokenizer and the task, encode a sample of prompts."""
     yield "loading the tokenizer"
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(
+        tokenizer = load_tokenizer(
             model, trust_remote_code=config.model.trust_remote_code, local_files_only=True
         )
     except Exception as exc:  # noqa: BLE001 (libraries raise many types, also from a model's own code)

@@ -10,7 +10,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import redis
 
@@ -20,6 +19,7 @@ from leeway.checks.result import CheckResult
 from leeway.checks.retokenisation import RoundTrip
 from leeway.config import RunConfig
 from leeway.messages import MessageError, ReportHeader, Rollout, SamplerStatus, decode
+from leeway.models.tokenizer import load_tokenizer
 from leeway.streams import Keys, Tail
 from leeway.weights import WeightManifest
 
@@ -86,11 +86,7 @@ class CheckFeed:
 
 def text_round_trip(model_dir: str, trust_remote_code: bool) -> RoundTrip:
     """Token ids -> (text, ids of the text), by the model's tokenizer, special tokens included."""
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(
-        model_dir, trust_remote_code=trust_remote_code, local_files_only=True
-    )
+    tokenizer = load_tokenizer(model_dir, trust_remote_code=trust_remote_code, local_files_only=True)
 
     def there_and_back(ids: list[int]) -> tuple[str, list[int]]:
         text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

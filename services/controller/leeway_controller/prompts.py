@@ -9,20 +9,19 @@ from typing import Any
 from leeway.config import RunConfig
 from leeway.errors import LeewayError
 from leeway.models.base import CONFIG, ModelError, embedding_rows, model_directory, read_json
+from leeway.models.tokenizer import load_tokenizer
 from leeway.models.tokens import check_ids, check_tokens
 from leeway.rewards import check_reward
 from leeway.tasks import encode_prompt, load_task
 from leeway_controller.plan import PromptError, check_prompt, plan_batch
 
 
-def load_tokenizer(config: RunConfig, model_dir: str) -> Any:
+def checked_tokenizer(config: RunConfig, model_dir: str) -> Any:
     """The model's tokenizer. Raises ModelError if it has token ids beyond the embedding."""
-    from transformers import AutoTokenizer
-
     directory = model_directory(model_dir)
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(
-            str(directory), trust_remote_code=config.model.trust_remote_code, local_files_only=True
+        tokenizer = load_tokenizer(
+            directory, trust_remote_code=config.model.trust_remote_code, local_files_only=True
         )
     except (OSError, ValueError, KeyError) as exc:
         raise ModelError(f"model {directory} has no usable tokenizer: {exc}") from exc
@@ -38,7 +37,7 @@ def prompt_encoder(
     `tokenizer`: that of `model_dir`, if it is loaded already.
     """
     if tokenizer is None:
-        tokenizer = load_tokenizer(config, model_dir)
+        tokenizer = checked_tokenizer(config, model_dir)
     rows = embedding_rows(read_json(model_directory(model_dir) / CONFIG))
     task = load_task(config.task)
     check_reward(config.task, task)  # in a cluster nobody else checks it before the run starts

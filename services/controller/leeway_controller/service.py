@@ -27,7 +27,7 @@ from leeway.telemetry.tracing import start_tracing
 from leeway_controller.check_feed import CheckFeed, text_round_trip
 from leeway_controller.lease import Leadership
 from leeway_controller.pods import PodWatch
-from leeway_controller.prompts import check_prompts, load_tokenizer, prompt_encoder
+from leeway_controller.prompts import check_prompts, checked_tokenizer, prompt_encoder
 from leeway_controller.reconcile import Controller
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def serve(args: argparse.Namespace, config: RunConfig, stop: threading.Event) ->
             name=client_name(args.run, "controller"),
         )
         model, keys = args.model or config.model.name, Keys(args.run)
-        tokenizer = load_tokenizer(config, model)
+        tokenizer = checked_tokenizer(config, model)
         encode_item, size = prompt_encoder(config, model, tokenizer)
         check_prompts(config, encode_item, size)
         events = EventWriter(client, keys, "controller", budget_s=config.redis.reconnect_s)

@@ -58,7 +58,7 @@ def engine_environment(config: RunConfig, environ: Mapping[str, str] = os.enviro
             # vLLM compiles two small functions of its sampler even in eager mode, which takes 20 s.
             wanted["TORCH_COMPILE_DISABLE"] = "1"
         if config.sampler.tensor_parallel_size == 1:
-            # The model runs in the process of the engine's core. Otherwise vLLM's CPU platform starts one more
+            # The model runs in the process of the engine's core. vLLM's CPU platform would start one more
             # process for it, to set thread counts, which are set here.
             wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return {name: value for name, value in wanted.items() if name not in environ}

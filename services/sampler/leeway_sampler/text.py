@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from leeway.errors import UsageError
+from leeway.models.tokenizer import load_tokenizer
 
 
 def text_decoder(model: str, trust_remote_code: bool) -> Callable[[list[int]], str]:
@@ -13,10 +13,8 @@ def text_decoder(model: str, trust_remote_code: bool) -> Callable[[list[int]], s
 
     `model`: directory or hub id. Raises UsageError when it has no usable tokenizer.
     """
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
+        tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as exc:
         raise UsageError(f"model {model} has no usable tokenizer: {exc}") from exc
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True))

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from leeway.config import RunConfig
 from leeway.errors import UsageError
 from leeway.findings import Finding, run_trial
+from leeway.models.tokenizer import load_tokenizer
 from leeway.tasks import encode_prompt, load_task
 from leeway_sampler.arguments import engine_args, engine_environment, sampling_arguments
 
@@ -21,9 +22,7 @@ CHECK = "engine"
 def try_engine(config: RunConfig, model: str) -> Iterator[Finding | str]:
     """Start the engine, draw one response to the first prompt, stop it."""
     yield "encoding the first prompt"
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=config.model.trust_remote_code)
+    tokenizer = load_tokenizer(model, trust_remote_code=config.model.trust_remote_code)
     ids = encode_prompt(tokenizer, load_task(config.task).item(0), config.task)
     yield "starting vLLM and drawing one response"
     os.environ.update(engine_environment(config))

@@ -15,6 +15,7 @@ from leeway.config import RunConfig
 from leeway.errors import UsageError
 from leeway.findings import Finding, run_trial
 from leeway.models.base import ModelError
+from leeway.models.tokenizer import load_tokenizer
 from leeway.process import limit_threads
 
 if TYPE_CHECKING:
@@ -99,11 +100,9 @@ def try_forward(config: RunConfig, directory: Path, policy: PolicyModel) -> Find
 
 def first_prompt(config: RunConfig, directory: Path) -> list[int]:
     """Token ids of the task's first item."""
-    from transformers import AutoTokenizer
-
     from leeway.tasks import encode_prompt, load_task
 
-    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=config.model.trust_remote_code)
+    tokenizer = load_tokenizer(directory, trust_remote_code=config.model.trust_remote_code)
     return encode_prompt(tokenizer, load_task(config.task).item(0), config.task)
 
 
