@@ -53,7 +53,7 @@ def build_acl(run: str = "*") -> dict[str, list[str]]:
             allow(HASH, keys.checks),
         ],
         "sampler": [
-            read(*weights, keys.fences, keys.probe),
+            read(*weights, keys.fences, keys.probe, keys.state),
             allow(STREAM, keys.tickets),
             write("+xadd", keys.rollouts, keys.events),
             allow(HASH, keys.samplers, keys.suspects),

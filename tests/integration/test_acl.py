@@ -9,6 +9,7 @@ import pytest
 import redis
 import torch
 
+from leeway.config.identity import identify
 from leeway.config.load import build_config
 from leeway.messages import (
     Event,
@@ -22,7 +23,18 @@ from leeway.messages import (
     VerdictHeader,
     encode,
 )
-from leeway.streams import EPOCH_FIELD, Consumer, Keys, RedisRefused, Tail, add_fields, append, connect, now
+from leeway.streams import (
+    CONFIG_FIELD,
+    EPOCH_FIELD,
+    Consumer,
+    Keys,
+    RedisRefused,
+    Tail,
+    add_fields,
+    append,
+    connect,
+    now,
+)
 from leeway.weights import (
     ChunkSource,
     HostCopy,
@@ -94,6 +106,7 @@ def test_each_service_can_do_its_work(clients: Clients, keys: Keys) -> None:
         copy.advance(ChunkSource(sampler), keys, [manifest])
     assert sampler.hget(keys.fences, "s0") is None
     assert sampler.get(keys.probe) is None
+    assert sampler.hget(keys.state, CONFIG_FIELD) is None
     sampler.hset(keys.samplers, "s0", "{}")
     tickets = Consumer(sampler, keys.tickets, "samplers", "s0", budget_s=2)
     (entry,) = tickets.read(1, 0.5)
@@ -125,11 +138,13 @@ def test_a_controller_of_its_own_user_runs(clients: Clients, keys: Keys) -> None
     config = build_config({"task": {"kind": "digits"}, "batch": {"prompts": 2, "group_size": 2}})
     running = Controller(controller, keys, config, lambda item: [item + 1], 7)
     weights(trainer, keys, 0)
-    append(trainer, keys.reports, Report(ReportHeader(event="started", epoch=1, step=0, version=0)))
+    digest = identify(config).digest
+    header = ReportHeader(event="started", epoch=1, step=0, version=0, config=digest)
+    append(trainer, keys.reports, Report(header))
     manifest = latest_manifest(sampler, keys)
     assert manifest is not None
     status = SamplerStatus(
-        sampler="s0", heartbeat=now(), epoch=1, version=0, digest=manifest.digest, ready=True
+        sampler="s0", heartbeat=now(), epoch=1, version=0, digest=manifest.digest, config=digest, ready=True
     )
     sampler.hset(keys.samplers, "s0", status.model_dump_json())
     for _ in range(3):

@@ -9,6 +9,7 @@ import redis
 import torch
 
 from leeway.config import RunConfig
+from leeway.config.identity import identify
 from leeway.config.load import build_config
 from leeway.diagnose import tell_start
 from leeway.errors import StalledError
@@ -53,6 +54,7 @@ class Play:
                 "seed": 5,
             }
         )
+        self.digest = identify(self.config).digest
         self.digests: dict[int, str] = {}
         self.verdict_tail = Tail(client, keys.verdicts)
         self.ticket_tail = Tail(client, keys.tickets)
@@ -71,6 +73,7 @@ class Play:
             step=step,
             version=version,
             age=age,
+            config=self.digest,
             metrics=values,  # type: ignore[arg-type]
         )
         append(self.client, self.keys.reports, Report(header))
@@ -96,6 +99,7 @@ class Play:
             heartbeat=now() - ago,
             epoch=epoch,
             version=version,
+            config=self.digest,
             **{"digest": self.digests.get(version, ""), **change},  # type: ignore[arg-type]
         )
         write_status(self.client, self.keys, status, budget_s=5.0)

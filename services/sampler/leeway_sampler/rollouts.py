@@ -52,6 +52,7 @@ def build_rollout(
             group=header.group,
             index=header.index,
             item=header.item,
+            config=header.config,
             traceparent=header.traceparent,
             sampler=sampler,
             finish_reason=generation.finish_reason,

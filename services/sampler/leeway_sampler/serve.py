@@ -25,9 +25,12 @@ from typing import Any
 import redis
 
 from leeway.config import RunConfig
+from leeway.config.identity import Identity, identify, name_keys, short
+from leeway.events import CONFIG_DIFFERS, write_event
 from leeway.rewards import RewardPool
 from leeway.statuses import remove_status, write_status
-from leeway.streams import Keys, Tail, retrying
+from leeway.streams import CONFIG_FIELD, Keys, Tail, retrying
+from leeway.weights import WeightManifest
 from leeway_sampler import metrics
 from leeway_sampler.engine import EngineError, SamplerEngine
 from leeway_sampler.pending import PendingTickets
@@ -59,7 +62,8 @@ class Sampler:
     ) -> None:
         self.client, self.keys, self.config, self.engine, self.name = client, keys, config, engine, name
         self.budget_s = config.redis.reconnect_s
-        self.counters = Counters()
+        self.identity = identify(config)
+        self.counters = Counters(self.identity.digest)
         self.prober = Prober(engine, config.checks.probe_draws)
         self.pending = PendingTickets(client, keys, name, self.budget_s)
         self.watcher = WeightWatcher(
@@ -67,6 +71,8 @@ class Sampler:
             engine.weights,
             config.sync.commit_timeout_s,
             self._attest,
+            self.identity.digest,
+            self._refuse_config,
         )
         self._stopping = asyncio.Event()
         self._taking = asyncio.Lock()
@@ -76,6 +82,7 @@ class Sampler:
             name=name,
             engine=engine,
             rewards=rewards,
+            identity=self.identity,
             decode_text=decode_text,
             pending=self.pending,
             watcher=self.watcher,
@@ -173,6 +180,33 @@ class Sampler:
             self.name, ready=self.ready, engine=self.engine, watcher=self.watcher, probe=self.prober.result
         )
         await asyncio.to_thread(write_status, self.client, self.keys, status, budget_s=self.budget_s)
+
+    async def _refuse_config(self, manifest: WeightManifest) -> None:
+        """The run has another configuration: say so, and in which keys."""
+        raw = await self._redis(
+            "reading the run's configuration", lambda: self.client.hget(self.keys.state, CONFIG_FIELD)
+        )
+        theirs = Identity("" if raw is None else raw.decode())
+        # It may be that of a trainer that was started since, and then it does not explain this version.
+        keys = self.identity.differences(theirs) if theirs.digest == manifest.config else []
+        self.counters.config_differs = keys
+        text = (
+            f"sampler {self.name} takes no tickets: it has configuration {short(self.identity.digest)}, run "
+            f"epoch {manifest.epoch} has {short(manifest.config)}{name_keys(keys)}; restart the one that has "
+            "the old configuration"
+        )
+        log.warning("%s", text)
+        await self._attest(text)
+        await asyncio.to_thread(
+            write_event,
+            self.client,
+            self.keys,
+            source=self.name,
+            name=CONFIG_DIFFERS,
+            text=text,
+            level="warning",
+            budget_s=self.budget_s,
+        )
 
     async def _redis(self, what: str, call: Callable[[], Any]) -> Any:
         return await asyncio.to_thread(retrying, call, budget_s=self.budget_s, what=what)

@@ -23,9 +23,12 @@ ANSWER_S = 4.0
 
 
 class Counters:
-    """Counts of the sampler's work since its start."""
+    """Counts of the sampler's work since its start. `config`: digest of its configuration."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: str = "") -> None:
+        self.config = config
+        self.config_differs: list[str] = []
+        """Keys in which the run's configuration is another one."""
         self._began = time.monotonic()
         self._busy_s = 0.0
         self._busy_since = 0.0
@@ -72,6 +75,8 @@ class Counters:
             epoch=weights.loaded.epoch,
             version=-1 if weights.loaded.version is None else weights.loaded.version,
             digest=weights.loaded.digest,
+            config=self.config,
+            config_differs=self.config_differs if watcher.foreign else [],
             stage_s=round(weights.stage_s, 4),
             pause_s=round(weights.pause_s, 4),
             stuck=watcher.stuck,

@@ -4,6 +4,7 @@
                       alone   it outlived its samplers too often: nothing else in progress beside it
                       void    its version is gone
                       return  another sampler is ahead of this one, or this one is draining
+                              the ticket is of another configuration
 
     serve      waits for                                       unblocked by
     generate   the engine's response, of one version alone     vLLM; aborted by new weights, a fence or drain
@@ -24,6 +25,7 @@ from enum import Enum
 from typing import Any
 
 from leeway.config import RunConfig
+from leeway.config.identity import Identity
 from leeway.messages import Ticket, TicketHeader, decode
 from leeway.rewards import RewardPool, RewardResult
 from leeway.streams import Entry
@@ -56,15 +58,17 @@ class Fate(Enum):
     RETURN = "return"
 
 
-def triage(key: VersionKey, wanted: VersionKey, *, ready: bool, deliveries: int, max_deliveries: int) -> Fate:
+def triage(
+    key: VersionKey, wanted: VersionKey, *, ready: bool, own: bool, deliveries: int, max_deliveries: int
+) -> Fate:
     """The fate of a ticket of version `key` where `wanted` is the newest version known to this sampler.
 
-    `ready`: `wanted` is loaded and the sampler takes tickets. `deliveries`: how many times the ticket was
-    delivered, this time included.
+    `ready`: `wanted` is loaded and the sampler takes tickets. `own`: the ticket is of this sampler's
+    configuration. `deliveries`: how many times the ticket was delivered, this time included.
     """
     if key < wanted:
         return Fate.VOID
-    if key > wanted or not ready:
+    if key > wanted or not ready or not own:
         return Fate.RETURN
     return Fate.SERVE if deliveries < max_deliveries else Fate.ALONE
 
@@ -78,6 +82,8 @@ class TicketWorker:
     """Name of the sampler."""
     engine: SamplerEngine
     rewards: RewardPool
+    identity: Identity
+    """Of the sampler's configuration."""
     decode_text: Callable[[list[int]], str]
     """Response ids to the text that is scored."""
     pending: PendingTickets
@@ -128,6 +134,7 @@ class TicketWorker:
             (header.epoch, header.version),
             self.watcher.wanted,
             ready=self.ready,
+            own=header.config == self.identity.digest,
             deliveries=deliveries,
             max_deliveries=self.config.sampler.max_deliveries,
         )

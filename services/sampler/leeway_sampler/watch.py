@@ -5,6 +5,7 @@
     a retry, RETRY_S                 time, or a newer manifest, which replaces the one that failed
     `stuck`, after ATTEMPTS          a newer manifest: the trainer answers `stuck` with a keyframe
     a fence, while ready             the controller -> not ready, apply the newest manifest in full
+    another configuration            a manifest of this sampler's configuration; until then not ready
 
     apply -> loaded           -> ready, on_change(None)
           -> refused or torn  -> on_change(error), retry
@@ -38,7 +39,9 @@ class WeightWatcher:
     """`wanted` is the newest known version; `ready` is set while the engine holds it.
 
     `on_change(error)` is called after each attempt to load a version: with None when it succeeded, and with
-    what went wrong after the attempts that did not. `budget_s`: seconds for one attempt.
+    what went wrong after the attempts that did not. `budget_s`: seconds for one attempt. `config`: digest of
+    the sampler's configuration; versions of another one are not loaded, and `on_foreign` is called with the
+    manifest of the first.
     """
 
     def __init__(
@@ -47,8 +50,13 @@ class WeightWatcher:
         weights: EngineWeights,
         budget_s: float,
         on_change: Callable[[str | None], Awaitable[None]],
+        config: str,
+        on_foreign: Callable[[WeightManifest], Awaitable[None]],
     ) -> None:
         self._tail, self._weights, self._budget_s, self._on_change = tail, weights, budget_s, on_change
+        self._config, self._on_foreign = config, on_foreign
+        self.foreign = ""
+        """The run's configuration, if it is another one than this sampler's."""
         self.wanted: VersionKey = (-1, -1)
         self.ready = asyncio.Event()
         self.stuck: VersionKey | None = None
@@ -78,7 +86,11 @@ class WeightWatcher:
         while True:
             # Read before every attempt: a newer version must not wait for one that keeps failing.
             newer = await self._newest(RETRY_S)
-            if newer is not None:
+            if newer is not None and newer.config != self._config:
+                newest = manifest = self.stuck = None
+                await self._refuse(newer)
+            elif newer is not None:
+                self.foreign = ""
                 newest = manifest = newer
                 failures, self.stuck = 0, None
             elif manifest is None and not self.ready.is_set() and self.stuck is None:
@@ -116,6 +128,13 @@ class WeightWatcher:
             return None
         self.wanted = manifest.key
         return manifest
+
+    async def _refuse(self, manifest: WeightManifest) -> None:
+        """Be not ready: the run has another configuration since `manifest`."""
+        self.ready.clear()
+        known, self.foreign = self.foreign == manifest.config, manifest.config
+        if not known:
+            await self._on_foreign(manifest)
 
     async def _apply(self, manifest: WeightManifest) -> None:
         self.ready.clear()

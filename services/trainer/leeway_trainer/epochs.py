@@ -1,18 +1,21 @@
 """Run epochs: every start of the trainer, and every loss of the server's data, begins a new one.
 
 The epoch is a counter in Redis. Everything on the wire carries it, so that nothing of an earlier epoch can be
-mistaken for new.
+mistaken for new. Beside it is the configuration of the epoch, which the trainer decides
+(leeway.config.identity).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import redis
 
 from leeway.config import RunConfig
-from leeway.streams import EPOCH_FIELD, Keys, retrying
+from leeway.config.identity import Identity, identify
+from leeway.streams import CONFIG_FIELD, EPOCH_FIELD, Keys, retrying
 from leeway_trainer.feed import Feed
 from leeway_trainer.ranks import Ranks
 
@@ -48,19 +51,29 @@ def begin_epoch(
     client, keys = setup.client, setup.keys
     if client is None:
         return RunEpoch(ranks.share_int(0), batch, None)
-    number = ranks.share_int(count_epoch(client, keys, last, config.redis.reconnect_s))
+    number = ranks.share_int(count_epoch(client, keys, last, identify(config), config.redis.reconnect_s))
     feed = Feed(client, keys, config, epoch=number, version=version, next_batch=batch)
     return RunEpoch(number, batch, feed)
 
 
-def count_epoch(client: redis.Redis, keys: Keys, last: int, budget_s: float) -> int:
-    """The next run epoch, which is above `last` even on a server that has never seen the run."""
+def count_epoch(client: redis.Redis, keys: Keys, last: int, identity: Identity, budget_s: float) -> int:
+    """Begin the next run epoch, which is above `last` even on a server that has never seen the run.
+
+    Its number and the configuration are written together.
+    """
 
     def count() -> int:
-        epoch = int(client.hincrby(keys.state, EPOCH_FIELD, 1))
-        if epoch <= last:
-            epoch = last + 1
-            client.hset(keys.state, EPOCH_FIELD, str(epoch))
-        return epoch
+        with client.pipeline(transaction=True) as pipe:
+            while True:
+                cast(Any, pipe).watch(keys.state)
+                found = int(cast(Any, pipe.hget(keys.state, EPOCH_FIELD)) or 0)
+                epoch = max(found, last) + 1
+                pipe.multi()
+                pipe.hset(keys.state, mapping={EPOCH_FIELD: epoch, CONFIG_FIELD: identity.text})
+                try:
+                    pipe.execute()
+                    return epoch
+                except redis.WatchError:
+                    continue  # the controller has written its state
 
     return retrying(count, budget_s=budget_s, what="counting the run epoch")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from leeway.batches import prompts_digest, tickets_digest
 from leeway.checks.facts import trained_facts
 from leeway.config import RunConfig
+from leeway.config.identity import identify
 from leeway.errors import LeewayError
 from leeway.messages import ReportHeader, Rollout
 from leeway.metrics.areas.data import BATCH_DIGEST, BATCH_TICKETS
@@ -41,6 +42,7 @@ class Reports:
 
     def __init__(self, config: RunConfig, keys: Keys, times: StepTimes) -> None:
         self.config, self.keys, self.times = config, keys, times
+        self._identity = identify(config)
         self._last_step: ReportHeader | None = None
         self._last: ReportHeader | None = None
 
@@ -66,6 +68,7 @@ class Reports:
                     "step": step,
                     "version": version,
                     "age": age,
+                    "config": self._identity.digest,
                     "metrics": metrics or {},
                     "traceparent": traceparent(),
                 }

@@ -34,6 +34,10 @@ class SamplerStatus(BaseModel):
     version: int = -1
     digest: str = ""
     """Digest of the weights that are loaded."""
+    config: str = ""
+    """Digest of the sampler's configuration (`leeway.config.identity`)."""
+    config_differs: list[str] = Field(default_factory=list)
+    """Keys in which it differs from the run's configuration, if it does and they are known."""
     inflight: int = 0
     busy_s: float = 0.0
     """Seconds with at least one response in flight, since the sampler's start."""

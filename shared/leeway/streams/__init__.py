@@ -20,6 +20,8 @@ from leeway.streams.clock import now, set_clock
 from leeway.streams.consumer import Consumer
 from leeway.streams.entries import Entry
 from leeway.streams.keys import (
+    CONFIG_FIELD,
+    CONTROLLER_CONFIG_FIELD,
     EPOCH_FIELD,
     KEYFRAME_FIELD,
     MANUAL_FIELD,
@@ -36,6 +38,8 @@ from leeway.streams.tail import Tail
 from leeway.streams.writing import add_fields, append
 
 __all__ = [
+    "CONFIG_FIELD",
+    "CONTROLLER_CONFIG_FIELD",
     "EPOCH_FIELD",
     "KEYFRAME_FIELD",
     "LOST",

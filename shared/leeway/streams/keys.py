@@ -11,6 +11,11 @@ REPORTS_GROUP = "controller"
 # Fields of the hash `state`.
 EPOCH_FIELD = "epoch"
 """Counts the starts of the trainer; the newest start owns the run."""
+CONFIG_FIELD = "config"
+"""The configuration of the newest run epoch: the text of a `leeway.config.identity.Identity`. Written by the
+trainer together with the epoch."""
+CONTROLLER_CONFIG_FIELD = "controller_config"
+"""The same of the newest controller, written together with its term."""
 STATE_FIELD = "controller"
 """The controller's state, a `leeway.run_state.RunState` as JSON."""
 TERM_FIELD = "controller_term"

@@ -22,6 +22,7 @@ import redis
 from sampler_support import perturbed, save_tiny_model
 
 from leeway.config import RunConfig
+from leeway.config.identity import identify
 from leeway.config.load import dump_config
 from leeway.messages import Rollout, SamplerStatus, Ticket, TicketHeader, decode, encode
 from leeway.streams import ROLLOUTS_GROUP, TICKETS_GROUP, Consumer, Keys, add_fields, connect
@@ -52,6 +53,7 @@ class Rig:
     client: redis.Redis
     port: int
     base: dict[str, Any]
+    digest: str
     process: subprocess.Popen[bytes] | None = None
     version: int = 0
     seen: dict[str, Rollout] = field(default_factory=dict)
@@ -75,7 +77,13 @@ class Rig:
         self.version += 1
         tensors = perturbed(self.base, self.version)
         return publish_weights(
-            self.client, self.keys, epoch=epoch, version=self.version, step=0, tensors=tensors.items()
+            self.client,
+            self.keys,
+            epoch=epoch,
+            version=self.version,
+            step=0,
+            tensors=tensors.items(),
+            config=self.digest,
         )
 
     def sync(self, epoch: int = 0) -> None:
@@ -100,6 +108,7 @@ class Rig:
                 index=index,
                 item=index,
                 seed=index,
+                config=self.digest,
                 max_new_tokens=100,
             )
             add_fields(self.client, self.keys.tickets, encode(Ticket(header, PROMPT)))
@@ -148,7 +157,7 @@ def rig(tmp_path_factory, redis_server) -> Iterator[Rig]:
     (directory / "config.yaml").write_text(dump_config(config))
     client = connect(redis_server.url)
     base = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
-    rig = Rig(directory, redis_server.url, Keys("serve"), client, free_port(), base)
+    rig = Rig(directory, redis_server.url, Keys("serve"), client, free_port(), base, identify(config).digest)
     try:
         rig.start()
         yield rig

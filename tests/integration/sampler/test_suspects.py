@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from leeway.config import RunConfig
+from leeway.config.identity import identify
 from leeway.errors import EXIT_POISONED
 from leeway.messages import Event, Rollout, Ticket, TicketHeader, decode, encode
 from leeway.rewards import RewardResult
@@ -24,6 +25,8 @@ from leeway_sampler.weight_update import Loaded
 CONFIG = RunConfig.model_validate(
     {"task": {"kind": "digits"}, "sampler": {"max_deliveries": 3}, "checks": {"probe_draws": 0}}
 )
+
+DIGEST = identify(CONFIG).digest
 
 
 class Engine:
@@ -64,7 +67,7 @@ def tickets(client, keys, count):
     for index in range(count):
         header = TicketHeader(
             ticket_id=f"t{index}", epoch=0, version=1, batch=0, group=0, index=index, item=index, seed=index,
-            max_new_tokens=8,
+            max_new_tokens=8, config=DIGEST,
         )  # fmt: skip
         add_fields(client, keys.tickets, encode(Ticket(header, np.array([5], np.int32))))
 

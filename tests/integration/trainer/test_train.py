@@ -134,7 +134,9 @@ def test_a_keyframe_is_sent_when_a_sampler_is_stuck(tiny_dir, ranks, setup, clie
 
         def complain() -> None:
             other.wait_for(lambda: bool(other.manifests))
-            status = SamplerStatus(sampler="s0", heartbeat=now(), stuck=other.manifests[0].key)
+            status = SamplerStatus(
+                sampler="s0", heartbeat=now(), config=other.digest, stuck=other.manifests[0].key
+            )
             other.hold.clear()
             client.hset(keys.samplers, "s0", status.model_dump_json())
 

@@ -18,19 +18,20 @@ from leeway_sampler.weight_update import EngineWeights
 
 
 def test_counters_add_up():
-    counters = Counters()
+    counters = Counters("c")
     with counters.working():
         counters.generated(10)
         counters.generated(4, void=True)
         assert counters.inflight == 1
     weights = EngineWeights(None, "redis", None)  # type: ignore[arg-type]
     engine = SimpleNamespace(weights=weights, logprobs_mode="processed_logprobs", bans=["min_tokens=2"])
-    watcher = WeightWatcher(None, None, 1.0, None)  # type: ignore[arg-type]
+    watcher = WeightWatcher(None, None, 1.0, None, "c", None)  # type: ignore[arg-type]
     watcher.set_fence("0.1.5")
     made = counters.status("s", ready=True, engine=engine, watcher=watcher, probe=None)  # type: ignore[arg-type]
     assert (made.tokens, made.tokens_voided, made.inflight, made.version) == (14, 4, 0, -1)
     assert (made.epoch, made.fenced, made.passed, made.stuck) == (-1, True, "", None)
     assert (made.logprobs_mode, made.bans) == ("processed_logprobs", ["min_tokens=2"])
+    assert (made.config, made.config_differs) == ("c", [])
     assert 0 <= made.busy_s <= made.uptime_s
 
 

@@ -23,4 +23,9 @@ from leeway_sampler.tickets import Fate, triage
     ],
 )
 def test_triage(key, ready, deliveries, fate):
-    assert triage(key, (1, 7), ready=ready, deliveries=deliveries, max_deliveries=3) is fate
+    assert triage(key, (1, 7), ready=ready, own=True, deliveries=deliveries, max_deliveries=3) is fate
+
+
+@pytest.mark.parametrize(("key", "fate"), [((1, 7), Fate.RETURN), ((1, 6), Fate.VOID), ((2, 0), Fate.RETURN)])
+def test_a_ticket_of_another_configuration_is_handed_back(key, fate):
+    assert triage(key, (1, 7), ready=True, own=False, deliveries=1, max_deliveries=3) is fate
