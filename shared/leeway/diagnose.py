@@ -9,6 +9,7 @@ import redis
 
 from leeway.errors import LeewayError
 from leeway.events import STARTING, read_recent_events, write_event
+from leeway.incarnations import split_holder
 from leeway.messages import MessageError, Ticket, decode
 from leeway.statuses import read_statuses
 from leeway.streams import TICKETS_GROUP, Keys, RedisUnavailable, now
@@ -70,7 +71,7 @@ def _describe(client: redis.Redis, keys: Keys, item: Mapping[str, Any], beats: M
         name = decode(Ticket, entries[0][1]).header.ticket_id if entries else "(deleted)"
     except MessageError:
         name = "(unreadable)"
-    owner = item["consumer"].decode()
+    owner = split_holder(item["consumer"].decode())[0]
     beat = f"{now() - beats[owner]:.0f} s ago" if owner in beats else "too long ago, it counts as lost"
     idle_s = item["time_since_delivered"] / 1000
     return (

@@ -11,6 +11,7 @@ import torch
 
 from leeway.config.identity import identify
 from leeway.config.load import build_config
+from leeway.incarnations import forget_sampler, read_incarnations, register
 from leeway.messages import (
     Event,
     EventHeader,
@@ -112,9 +113,20 @@ def test_each_service_can_do_its_work(clients: Clients, keys: Keys) -> None:
     (entry,) = tickets.read(1, 0.5)
     tickets.refresh([entry.id])
     assert tickets.claim_stale(0.0, 1) == []
-    assert tickets.deliveries([entry]) == {entry.id: 1}
-    sampler.hsetnx(keys.suspects, "t", "s0")
-    sampler.hdel(keys.suspects, "t")
+    assert tickets.find_stale(0.0, 1) == []
+    assert tickets.look([entry.id]) == [entry]
+    register(sampler, keys, "s0:1", budget_s=2)
+    assert read_incarnations(sampler, keys, budget_s=2) == {"s0": "1"}
+    with sampler.pipeline(transaction=True) as pipe:
+        pipe.hsetnx(keys.suspects, "t", "s0")
+        pipe.xclaim(keys.tickets, "samplers", "s0", 0, [entry.id])
+        pipe.hgetall(keys.suspects)
+        pipe.hdel(keys.suspects, "t")
+        pipe.execute()
+    Consumer(sampler, keys.tickets, "samplers", "s1", budget_s=2).read(1, 0)
+    assert tickets.others() == ["s1"]
+    tickets.remove("s1")
+    assert tickets.others() == []
     with sampler.pipeline(transaction=True) as pipe:
         add_fields(pipe, keys.rollouts, {b"h": b"{}"})
         add_fields(pipe, keys.tickets, entry.fields)
@@ -128,6 +140,7 @@ def test_each_service_can_do_its_work(clients: Clients, keys: Keys) -> None:
         append(connection, keys.events, note, maxlen=100)
     assert list(controller.hgetall(keys.samplers)) == [b"s0"]
     assert controller.hdel(keys.samplers, "s0") == 1
+    forget_sampler(controller, keys, "s0", budget_s=2)
     controller.hset(keys.fences, "s0", "x")
     controller.hset(keys.checks, "x", "y")
     trainer.hset(keys.checks, "x", "y")

@@ -12,6 +12,7 @@ import queue
 import redis
 
 from leeway.events import EventWriter
+from leeway.incarnations import forget_sampler
 from leeway.messages import SamplerStatus
 from leeway.statuses import read_statuses, remove_status, split_live
 from leeway.streams import Keys, now
@@ -57,6 +58,7 @@ class SamplerRoster:
     def _remove_losses(self) -> None:
         while not self._losses.empty():
             name, why = self._losses.get()
+            forget_sampler(self.client, self.keys, name, budget_s=self.budget_s)
             if name in self._joined:
                 self.events.write("warning", "sampler_lost", f"sampler {name}: {why}", sampler=name)
                 self._remove(name)

@@ -103,8 +103,8 @@ class SamplerHealth:
         self._sampler, self._loop = sampler, loop
 
     def alive(self) -> bool:
-        """Whether the event loop runs and vLLM's processes are alive."""
-        return self._ask(self._sampler.engine.healthy, otherwise=False)
+        """Whether the event loop runs, and vLLM's processes are alive and draw tokens."""
+        return self._ask(self._sampler.healthy, otherwise=False)
 
     @property
     def ready(self) -> dict[str, Any]:

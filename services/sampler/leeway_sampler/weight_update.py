@@ -42,6 +42,10 @@ class WeightsTorn(WeightsError):
     """A version could not be loaded and the previous one could not be put back; the engine holds none."""
 
 
+RESUME_S = 30.0
+"""Maximum time to resume generation; an engine that takes longer hangs."""
+
+
 @dataclass(frozen=True)
 class Loaded:
     """The weights in the engine. `version` is None when there is no complete version."""
@@ -68,6 +72,8 @@ class EngineWeights:
     def __init__(self, llm: AsyncLLM, transport: str, receiver: WeightReceiver) -> None:
         self._llm, self.transport, self.receiver = llm, transport, receiver
         self._updating = asyncio.Lock()
+        self.pausing = False
+        """Whether generation is paused for new weights."""
         self.loaded = NOTHING
         """NOTHING before the first version, during a load and after a torn one."""
         self.stage_s = 0.0
@@ -97,14 +103,21 @@ class EngineWeights:
             staged = time.monotonic()
             self.stage_s = staged - started
             async with asyncio.timeout(deadline - staged):
-                await self._llm.pause_generation(mode=inflight, clear_cache=True)
+                self.pausing = True
                 try:
-                    await self._swap(manifest)
+                    await self._paused(manifest, inflight)
                 finally:
-                    # Shielded: an engine that stays paused looks healthy and never answers.
-                    await asyncio.shield(self._llm.resume_generation())
+                    self.pausing = False
                     self.pause_s = time.monotonic() - staged
         return self.loaded.digest
+
+    async def _paused(self, manifest: WeightManifest, inflight: Literal["abort", "wait"]) -> None:
+        await self._llm.pause_generation(mode=inflight, clear_cache=True)
+        try:
+            await self._swap(manifest)
+        finally:
+            # Shielded: an engine that stays paused looks healthy and never answers.
+            await asyncio.wait_for(asyncio.shield(self._llm.resume_generation()), RESUME_S)
 
     def forget(self) -> None:
         """Have the next version fetched in full; the engine keeps what it has loaded."""

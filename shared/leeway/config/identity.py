@@ -45,7 +45,7 @@ FREE: dict[str, tuple[str, ...]] = {
     ),
     "sampler": (
         "replicas", "max_num_seqs", "gpu_memory_utilization", "cpu_kv_cache_gib", "cpu_threads", "http_host",
-        "http_port", "drain_s", "start_timeout_s", "max_restarts", "max_deliveries",
+        "http_port", "drain_s", "start_timeout_s", "stall_timeout_s", "max_restarts", "max_deliveries",
     ),
     "trainer": (
         "steps", "ranks", "device", "dtype", "zero_stage", "learning_rate", "lr_schedule", "warmup_steps",

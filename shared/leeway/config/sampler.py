@@ -37,9 +37,14 @@ class SamplerConfig(Section):
     drain_s: float = Field(default=20.0, gt=0)
     """On SIGTERM, time to finish the responses in flight before their tickets are handed back."""
     start_timeout_s: float = Field(default=600.0, gt=0)
-    """How long a sampler may take to start."""
+    """How long a sampler may take to start, and to draw its first token ever."""
+    stall_timeout_s: float = Field(default=120.0, gt=0)
+    """A sampler whose engine has responses in flight and draws no token for this long ends: its engine
+    hangs. More than the longest prefill or compilation after the first token, and with the time of a restart
+    less than `sync.stall_timeout_s`."""
     max_restarts: int = Field(default=3, ge=0)
     """Number of times the local launcher restarts a sampler before the run fails."""
     max_deliveries: int = Field(default=3, ge=2)
-    """A ticket that has been delivered this many times is generated alone; if its sampler dies again, the
-    run ends with an error that names the ticket."""
+    """The deaths of samplers that end the run: a ticket with which all but one of this many died is
+    generated alone, and if that sampler dies too, the run ends with an error that names the ticket. Stalled
+    or lost connections and paused processes do not count."""

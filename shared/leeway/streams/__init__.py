@@ -17,7 +17,7 @@ pending entries; a write is repeated, and its reader drops duplicates by the mes
 from leeway.streams.authority import SupersededError, check_epoch, newest_epoch, write_in_epoch
 from leeway.streams.client import RedisRefused, client_name, connect, replica_url
 from leeway.streams.clock import now, set_clock
-from leeway.streams.consumer import Consumer
+from leeway.streams.consumer import Consumer, Stale
 from leeway.streams.entries import Entry
 from leeway.streams.keys import (
     CONFIG_FIELD,
@@ -55,6 +55,7 @@ __all__ = [
     "Keys",
     "RedisRefused",
     "RedisUnavailable",
+    "Stale",
     "SupersededError",
     "Tail",
     "add_fields",

@@ -75,8 +75,13 @@ class Keys:
 
     @property
     def suspects(self) -> str:
-        """Tickets that are being drawn alone, see `leeway_sampler.suspects`."""
+        """Who lost which ticket, see `leeway_sampler.suspects`."""
         return self.key("suspects")
+
+    @property
+    def incarnations(self) -> str:
+        """The newest process of each sampler, see `leeway.incarnations`."""
+        return self.key("incarnations")
 
     @property
     def probe(self) -> str:

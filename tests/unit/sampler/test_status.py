@@ -46,14 +46,14 @@ def get(port: int, page: str) -> tuple[int, dict[str, Any]]:
 async def test_health_pages_are_answered_by_the_event_loop(monkeypatch):
     monkeypatch.setattr(status, "ANSWER_S", 0.3)
     body = {"ready": True, "epoch": 0, "version": 3}
-    sampler = SimpleNamespace(engine=SimpleNamespace(healthy=lambda: True), readiness=lambda: body)
+    sampler = SimpleNamespace(healthy=lambda: True, readiness=lambda: body)
     health = SamplerHealth(sampler, asyncio.get_running_loop())  # type: ignore[arg-type]
     with serve_health(health, 0, "127.0.0.1") as port:
         assert await asyncio.to_thread(get, port, "/healthz") == (200, {"healthy": True})
         assert await asyncio.to_thread(get, port, "/readyz") == (200, body)
-        sampler.engine.healthy = lambda: False
+        sampler.healthy = lambda: False
         assert await asyncio.to_thread(get, port, "/healthz") == (503, {"healthy": False})
-        sampler.engine.healthy = lambda: True
+        sampler.healthy = lambda: True
         asking = asyncio.create_task(asyncio.to_thread(get, port, "/healthz"))
         await asyncio.sleep(0)
         time.sleep(0.8)  # noqa: ASYNC251 (the loop is blocked on purpose)
