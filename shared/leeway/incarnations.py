@@ -25,9 +25,9 @@ def new_holder(sampler: str) -> str:
 
 
 def split_holder(holder: str) -> tuple[str, str]:
-    """(sampler, incarnation)."""
-    sampler, _, incarnation = holder.rpartition(":")
-    return sampler, incarnation
+    """(sampler, incarnation); the incarnation of a bare name is empty."""
+    sampler, separator, incarnation = holder.rpartition(":")
+    return (sampler, incarnation) if separator else (holder, "")
 
 
 def register(client: redis.Redis, keys: Keys, holder: str, *, budget_s: float) -> None:

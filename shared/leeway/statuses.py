@@ -14,6 +14,9 @@ from leeway.incarnations import queue_register
 from leeway.messages import SamplerStatus, decode_status, encode_status
 from leeway.streams import Keys, retrying, set_clock
 
+FULL = ".full"
+"""End of a fence that only a load from a keyframe passes (`leeway_controller.fencing`)."""
+
 
 def write_status(
     client: redis.Redis, keys: Keys, status: SamplerStatus, *, budget_s: float, holder: str = ""

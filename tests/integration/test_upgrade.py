@@ -62,7 +62,8 @@ def config_of(temperature: int) -> RunConfig:
 class Weights:
     """The weights of a played engine: every version is loaded at once."""
 
-    stage_s = pause_s = 0.0
+    stage_s = pause_s = fetched_at = 0.0
+    pausing = False
 
     def __init__(self) -> None:
         self.loaded = NOTHING
@@ -78,7 +79,7 @@ class Weights:
 class Engine:
     """Draws the temperature of its configuration as a token."""
 
-    logprobs_mode, bans = "processed_logprobs", ()
+    logprobs_mode, bans, drawn, inflight = "processed_logprobs", (), 0, 0
 
     def __init__(self, config: RunConfig) -> None:
         self.token, self.weights = int(config.sampling.temperature), Weights()

@@ -264,11 +264,13 @@ class Controller:
             self.samplers.readmit(name)
         newest = self.state.pending or self.state.current
         for name in attested.wrong:
-            self.samplers.fence(name, self.state, f"holds weights other than those of version {newest}")
+            why = f"holds weights other than those of version {newest}"
+            self.samplers.fence(name, self.state, why, full=True)
         if not attested.commit:
             return
         self.store.commit(self.state.committed())
         self.progress.seen()
         log.info("version %s is current on %d samplers", newest, len(live) - len(attested.late))
         for name in attested.late:
-            self.samplers.fence(name, self.state, f"did not attest version {newest} within {timeout_s:g} s")
+            why = f"did not attest version {newest} within {timeout_s:g} s"
+            self.samplers.fence(name, self.state, why, full=False)

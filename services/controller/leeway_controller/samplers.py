@@ -80,20 +80,20 @@ class SamplerRoster:
         remove_status(self.client, self.keys, sampler, budget_s=self.budget_s)
         self._joined.discard(sampler)
 
-    def fence(self, sampler: str, state: ControllerState, reason: str) -> None:
-        """Fence a sampler and announce why."""
-        self.fences.fence(sampler, state)
+    def fence(self, sampler: str, state: ControllerState, reason: str, *, full: bool) -> None:
+        """Fence a sampler and announce why. `full`: it has to load the weights from a keyframe."""
+        self.fences.fence(sampler, state, full=full)
         self.events.write(
             "warning",
             "sampler_fenced",
-            f"sampler {sampler} {reason}: it gets no tickets until it has reloaded the weights",
+            f"sampler {sampler} {reason}: it gets no tickets until it has loaded the weights",
             sampler=sampler,
         )
 
     def readmit(self, sampler: str) -> None:
-        """Lift the fence of a sampler that has reloaded the weights, and announce it."""
+        """Lift the fence of a sampler that has loaded the weights, and announce it."""
         self.fences.lift(sampler)
-        self.events.write("info", "sampler_rejoined", f"sampler {sampler} has reloaded the weights")
+        self.events.write("info", "sampler_rejoined", f"sampler {sampler} has loaded the weights")
 
     def describe(self) -> str:
         """All samplers in one line, for a diagnosis."""

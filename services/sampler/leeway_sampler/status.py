@@ -79,6 +79,7 @@ class Counters:
             config_differs=self.config_differs if watcher.foreign else [],
             stage_s=round(weights.stage_s, 4),
             pause_s=round(weights.pause_s, 4),
+            fetched_at=round(weights.fetched_at, 3),
             stuck=watcher.stuck,
             fenced=watcher.fenced,
             passed=watcher.passed,

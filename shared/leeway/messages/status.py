@@ -52,6 +52,8 @@ class SamplerStatus(BaseModel):
     """Seconds spent on reading and verifying the last version while the engine kept generating."""
     pause_s: float = 0.0
     """Seconds that generation was paused to load it."""
+    fetched_at: float = 0.0
+    """Unix time when a part of a version last arrived, by the server's clock; 0: never."""
     stuck: tuple[int, int] | None = None
     """(epoch, version) that cannot be assembled from what is published: only a keyframe helps."""
     fenced: bool = False

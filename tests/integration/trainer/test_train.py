@@ -438,6 +438,7 @@ def test_a_loop_that_waits_is_alive_and_one_that_hangs_is_not(
 
     monkeypatch.setattr("leeway_trainer.train.train_step", hang)
     run = Trainer(config, ranks, setup)
+
     def run_until_stopped() -> None:
         with pytest.raises(StoppedError):
             run.run()
