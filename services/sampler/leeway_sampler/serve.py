@@ -236,14 +236,17 @@ class Sampler:
             f"epoch {manifest.epoch} has {short(manifest.config)}{name_keys(keys)}; restart the one that has "
             "the old configuration"
         )
-        log.warning("%s", text)
         await self._attest(text)
+        await self._event(CONFIG_DIFFERS, text)
+
+    async def _event(self, name: str, text: str) -> None:
+        log.warning("%s", text)
         await asyncio.to_thread(
             write_event,
             self.client,
             self.keys,
             source=self.name,
-            name=CONFIG_DIFFERS,
+            name=name,
             text=text,
             level="warning",
             budget_s=self.budget_s,
@@ -255,7 +258,9 @@ class Sampler:
     # -- the end -----------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        """Finish what is in progress within sampler.drain_s, then hand back the rest."""
+        """Finish what is in progress, so that no draw depends on its length; after sampler.drain_s hand back
+        the rest, which others draw again.
+        """
         tasks = self.worker.tasks
         if tasks:
             log.info("draining %d responses", len(tasks))
@@ -270,8 +275,13 @@ class Sampler:
             await asyncio.gather(*tasks, return_exceptions=True)
         rest = self.pending.held
         if rest:
-            log.info("handing back %d tickets", len(rest))
             await self.pending.hand_back(rest, cut=True)
+            await self._event(
+                "drain_cut",
+                f"sampler {self.name} is ending: {len(rest)} responses were not finished within "
+                f"sampler.drain_s={self.config.sampler.drain_s:g}, and others draw them again. That happens "
+                "to long responses more often than to short ones: set it above the time of the longest",
+            )
 
     async def _leave(self) -> None:
         await self.worker.suspects.leave()

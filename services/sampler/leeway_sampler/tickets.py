@@ -195,7 +195,14 @@ class TicketWorker:
                 self.counters.generated(tokens, void=True)
                 await self.pending.hand_back([entry])
             else:
-                rollout = build_rollout(ticket, generation, reward, sampler=self.name, generate_s=seconds)
+                rollout = build_rollout(
+                    ticket,
+                    generation,
+                    reward,
+                    sampler=self.name,
+                    generate_s=seconds,
+                    redraws=len(history.marks),
+                )
                 await self.pending.publish(entry, rollout, history)
                 metrics.generated(seconds)
                 self.counters.generated(tokens)

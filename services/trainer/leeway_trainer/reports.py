@@ -13,6 +13,7 @@ from leeway.messages import ReportHeader, Rollout
 from leeway.metrics.areas.data import BATCH_DIGEST, BATCH_TICKETS
 from leeway.metrics.areas.lag import LAG_AGE
 from leeway.metrics.areas.reward import REWARD_ERROR
+from leeway.metrics.areas.tokens import ROLLOUTS_REDRAWN
 from leeway.streams import Keys
 from leeway.telemetry.tracing import messaging, span, traceparent
 from leeway_trainer.epochs import RunEpoch
@@ -96,6 +97,7 @@ class Reports:
             **self.times.report(metrics),
             LAG_AGE: float(drawn.age),
             BATCH_DIGEST: prompts_digest(r.prompt_ids for r in rollouts),
+            ROLLOUTS_REDRAWN: float(sum(r.header.redraws > 0 for r in rollouts)),
             BATCH_TICKETS: tickets_digest(r.header.ticket_id for r in rollouts),
             **trained_facts(rollouts, self.config.batch, step),
             **drawn.kl,

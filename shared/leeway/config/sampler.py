@@ -35,7 +35,8 @@ class SamplerConfig(Section):
     http_port: int = Field(default=0, ge=0, le=65535)
     """Port of /healthz and /readyz of the first sampler; further samplers use the next ports. 0: none."""
     drain_s: float = Field(default=20.0, gt=0)
-    """On SIGTERM, time to finish the responses in flight before their tickets are handed back."""
+    """On SIGTERM, time to finish the responses in flight. What is not finished by then is drawn again by
+    other samplers, which favours short responses: set it above the time of the longest response."""
     start_timeout_s: float = Field(default=600.0, gt=0)
     """How long a sampler may take to start, and to draw its first token ever."""
     stall_timeout_s: float = Field(default=120.0, gt=0)

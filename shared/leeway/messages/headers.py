@@ -76,6 +76,8 @@ class RolloutHeader(SlotHeader):
     """The head of every position covers the whole distribution that the token was drawn from."""
     digest: str = ""
     """`draw_digest` of what the engine drew; empty if the sampler computed none."""
+    redraws: int = Field(default=0, ge=0)
+    """Processes that began the response before and did not finish it."""
     generate_s: float = 0.0
 
 
