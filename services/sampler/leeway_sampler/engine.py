@@ -122,9 +122,10 @@ class SamplerEngine:
     def drawn(self) -> int:
         """Tokens that the engine has drawn since its start."""
         states = self._llm.output_processor.request_states.values()
-        return self._finished_tokens + sum(
+        drawn: int = sum(
             state.detokenizer.num_output_tokens() for state in states if state.detokenizer is not None
         )
+        return self._finished_tokens + drawn
 
     async def generate(
         self, request_id: str, prompt_ids: Sequence[int], seed: int, max_new_tokens: int

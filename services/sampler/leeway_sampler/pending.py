@@ -12,6 +12,7 @@ being acknowledged. The consumer is this process, not the sampler, so that it is
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ class PendingTickets:
         self.client, self.keys, self.holder, self.budget_s = client, keys, holder, budget_s
         self._consumer = Consumer(client, keys.tickets, TICKETS_GROUP, holder, budget_s=budget_s)
         self._held: dict[bytes, Entry] = {}
+        self._renewed_at = time.monotonic()
 
     @property
     def held(self) -> list[Entry]:
@@ -76,9 +78,25 @@ class PendingTickets:
         self._held.update((entry.id, entry) for entry in entries)
         return entries
 
-    async def renew(self) -> None:
-        """Renew the claim on what is held, so that no other sampler takes it over."""
+    async def renew(self, idle_s: float) -> None:
+        """Renew the claim on what is held, so that no other sampler takes it over.
+
+        What was taken over is not held any more, which can only be after `idle_s` seconds without renewal.
+        """
+        if time.monotonic() - self._renewed_at > idle_s:
+            await self.drop_lost()
+        self._renewed_at = time.monotonic()
         await asyncio.to_thread(self._consumer.refresh, list(self._held))
+
+    async def drop_lost(self) -> None:
+        """Forget tickets that other samplers have taken over."""
+        owned = await asyncio.to_thread(self._consumer.owned)
+        for entry_id in [entry_id for entry_id in self._held if entry_id not in owned]:
+            del self._held[entry_id]
+
+    def holds(self, entry: Entry) -> bool:
+        """Whether the ticket is still this sampler's."""
+        return entry.id in self._held
 
     async def publish(self, entry: Entry, rollout: Rollout, history: History) -> None:
         """Answer a ticket with its rollout."""
@@ -102,6 +120,9 @@ class PendingTickets:
 
     async def hand_back(self, entries: Sequence[Entry], *, cut: bool = False) -> None:
         """Return tickets to the stream for any sampler. `cut`: their responses were begun."""
+        entries = [entry for entry in entries if self.holds(entry)]
+        if not entries:
+            return
 
         def copies(pipe: Any) -> None:
             for entry in entries:

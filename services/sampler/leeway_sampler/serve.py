@@ -99,7 +99,9 @@ class Sampler:
             pending=self.pending,
             watcher=self.watcher,
             prober=self.prober,
-            suspects=Suspects(client, keys, self.holder, self.budget_s),
+            suspects=Suspects(
+                client, keys, self.holder, silence_s=config.sync.ticket_idle_s, budget_s=self.budget_s
+            ),
             counters=self.counters,
             stopping=self._stopping,
             report=self._attest,
@@ -184,7 +186,7 @@ class Sampler:
             fence = await self._redis("reading fences", lambda: self.client.hget(self.keys.fences, self.name))
             self.watcher.set_fence("" if fence is None else fence.decode())
             if not self.watcher.fenced:  # while it is fenced, others may claim what this sampler holds
-                await self.pending.renew()
+                await self.pending.renew(self.config.sync.ticket_idle_s)
             request = await self._redis("reading probe requests", lambda: self.client.get(self.keys.probe))
             if self.ready and self.prober.asked(int(request or 0)):
                 self.worker.spawn(self.prober.run())
@@ -273,6 +275,7 @@ class Sampler:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        await self.pending.drop_lost()
         rest = self.pending.held
         if rest:
             await self.pending.hand_back(rest, cut=True)

@@ -6,12 +6,12 @@ The hash `suspects` has a mark for each holder (`leeway.incarnations`) that did 
     alone   it is, or was, drawn with nothing else in progress; written before that begins
     cut     it was handed back unfinished; not a death
 
-A mark is a death if its holder is dead. A holder that was stopped or cut off for a while is not, however
-long; that tickets change hands is no evidence against them.
+A holder may have died, or may have been stopped or cut off for a while, however long. As long as it is
+silent, nobody can tell; it is dead once another process of its sampler has started, or its pod is gone.
 
-    deaths < max_deliveries - 1   drawn with others
-    otherwise                     drawn alone
-    a holder that drew it alone is dead -> the ticket kills samplers: PoisonedTicketError ends the run
+    fewer than max_deliveries - 1 holders are dead or silent   drawn with others
+    otherwise                                                  drawn alone
+    a holder that drew it alone is dead    the ticket kills samplers: PoisonedTicketError ends the run
 
 Whoever settles a ticket removes its marks in the same MULTI. What is left of older versions is removed by the
 next reader.
@@ -20,7 +20,7 @@ next reader.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,9 +28,10 @@ import redis
 
 from leeway.errors import EXIT_POISONED, LeewayError
 from leeway.events import write_event
-from leeway.incarnations import is_dead, read_incarnations
+from leeway.incarnations import is_dead, read_incarnations, split_holder
 from leeway.messages import TicketHeader
-from leeway.streams import Keys, retrying
+from leeway.statuses import read_statuses, split_live
+from leeway.streams import Keys, now, retrying
 from leeway.weights import VersionKey
 
 LOST, ALONE, CUT = "lost", "alone", "cut"
@@ -49,11 +50,22 @@ class History:
     marks: dict[str, str] = field(default_factory=dict)
     newest: Mapping[str, str] = field(default_factory=dict)
     """Sampler -> its newest incarnation."""
+    beating: Collection[str] = ()
+    """Samplers whose heartbeat is not overdue."""
 
     @property
     def deaths(self) -> list[str]:
         """Holders that died with the ticket."""
         return [holder for holder in self.marks if self._died(holder)]
+
+    @property
+    def missing(self) -> list[str]:
+        """Holders that lost the ticket and are dead or silent."""
+        return [
+            holder
+            for holder, kind in self.marks.items()
+            if kind != CUT and (self._died(holder) or split_holder(holder)[0] not in self.beating)
+        ]
 
     @property
     def killed_alone(self) -> list[str]:
@@ -76,10 +88,13 @@ def queue_mark(pipe: Any, keys: Keys, header: TicketHeader, holder: str, kind: s
 
 
 class Suspects:
-    """The marks of a run. `holder`: this sampler's process."""
+    """The marks of a run. `holder`: this sampler's process. `silence_s`: when a heartbeat is overdue."""
 
-    def __init__(self, client: redis.Redis, keys: Keys, holder: str, budget_s: float) -> None:
-        self.client, self.keys, self.holder, self.budget_s = client, keys, holder, budget_s
+    def __init__(
+        self, client: redis.Redis, keys: Keys, holder: str, *, silence_s: float, budget_s: float
+    ) -> None:
+        self.client, self.keys, self.holder = client, keys, holder
+        self.silence_s, self.budget_s = silence_s, budget_s
 
     async def histories(self, tickets: Iterable[str], wanted: VersionKey) -> dict[str, History]:
         """The history of each ticket. Marks of versions below `wanted` are removed.
@@ -90,7 +105,7 @@ class Suspects:
         raw = await self._call(lambda: self.client.hgetall(self.keys.suspects))
         if not raw:
             return found
-        newest = await asyncio.to_thread(read_incarnations, self.client, self.keys, budget_s=self.budget_s)
+        newest, beating = await asyncio.to_thread(self._who_lives)
         old = []
         for name, value in raw.items():
             ticket_id, _, holder = name.decode().partition(" ")
@@ -99,10 +114,17 @@ class Suspects:
                 old.append(name)
             elif ticket_id in found and holder != self.holder:
                 found[ticket_id].marks[holder] = kind
-                found[ticket_id].newest = newest
+                found[ticket_id].newest, found[ticket_id].beating = newest, beating
         if old:
             await self._call(lambda: self.client.hdel(self.keys.suspects, *old))
         return found
+
+    def _who_lives(self) -> tuple[dict[str, str], set[str]]:
+        """(sampler -> its newest incarnation, samplers whose heartbeat is not overdue)."""
+        newest = read_incarnations(self.client, self.keys, budget_s=self.budget_s)
+        statuses = read_statuses(self.client, self.keys, budget_s=self.budget_s)
+        live, _ = split_live(statuses, now(), self.silence_s)
+        return newest, {status.sampler for status in live}
 
     async def begin(self, header: TicketHeader, history: History) -> None:
         """Mark a ticket that is about to be drawn alone.

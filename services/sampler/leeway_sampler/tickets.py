@@ -59,18 +59,18 @@ class Fate(Enum):
 
 
 def triage(
-    key: VersionKey, wanted: VersionKey, *, ready: bool, own: bool, deaths: int, max_deliveries: int
+    key: VersionKey, wanted: VersionKey, *, ready: bool, own: bool, losses: int, max_deliveries: int
 ) -> Fate:
     """The fate of a ticket of version `key` where `wanted` is the newest version known to this sampler.
 
     `ready`: `wanted` is loaded and the sampler takes tickets. `own`: the ticket is of this sampler's
-    configuration. `deaths`: how many samplers died with it.
+    configuration. `losses`: processes that lost it and are dead or silent.
     """
     if key < wanted:
         return Fate.VOID
     if key > wanted or not ready or not own:
         return Fate.RETURN
-    return Fate.SERVE if deaths < max_deliveries - 1 else Fate.ALONE
+    return Fate.SERVE if losses < max_deliveries - 1 else Fate.ALONE
 
 
 @dataclass
@@ -138,7 +138,7 @@ class TicketWorker:
             self.watcher.wanted,
             ready=self.ready,
             own=header.config == self.identity.digest,
-            deaths=len(history.deaths),
+            losses=len(history.missing),
             max_deliveries=self.config.sampler.max_deliveries,
         )
 
@@ -147,7 +147,7 @@ class TicketWorker:
         await self.settled()
         if self.stopping.is_set():
             return  # drain hands it back
-        log.warning("ticket %s was with samplers that died: it is drawn alone", ticket.header.ticket_id)
+        log.warning("ticket %s was lost by %s: it is drawn alone", ticket.header.ticket_id, history.missing)
         await self.suspects.begin(ticket.header, history)
         self.spawn(self._serve(entry, ticket, history))
         await self.settled()
@@ -191,6 +191,8 @@ class TicketWorker:
             if self._is_old(ticket.header):
                 self.counters.generated(tokens, void=True)
                 await self._void([entry])
+            elif not self.pending.holds(entry):  # taken over while this process was stopped
+                self.counters.generated(tokens, void=True)
             elif self.watcher.fenced:
                 self.counters.generated(tokens, void=True)
                 await self.pending.hand_back([entry])

@@ -46,6 +46,6 @@ class SamplerConfig(Section):
     max_restarts: int = Field(default=3, ge=0)
     """Number of times the local launcher restarts a sampler before the run fails."""
     max_deliveries: int = Field(default=3, ge=2)
-    """The deaths of samplers that end the run: a ticket with which all but one of this many died is
-    generated alone, and if that sampler dies too, the run ends with an error that names the ticket. Stalled
-    or lost connections and paused processes do not count."""
+    """A ticket that all but one of this many samplers lost, dead or silent, is generated alone; if that
+    sampler dies too, the run ends with an error that names the ticket. A sampler that is stopped or cut off
+    ends nothing."""

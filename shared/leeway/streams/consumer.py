@@ -180,6 +180,16 @@ class Consumer:
         )
         return cast(Any, reply)[0], cast(Any, reply)[1]
 
+    def owned(self) -> set[bytes]:
+        """The entries that are pending for this consumer: others may have taken over some of what it read."""
+        found: set[bytes] = set()
+        start: bytes | None = b"-"
+        while start is not None:
+            page = self._call(lambda first=start: self._pending(first, b"+", PAGE))  # type: ignore[misc]
+            found.update(p["message_id"] for p in page)
+            start = b"(" + page[-1]["message_id"] if len(page) == PAGE else None
+        return found
+
     def find_stale(self, idle_s: float, count: int) -> list[Stale]:
         """Up to `count` entries of other consumers that had no heartbeat for `idle_s` seconds."""
         found: list[Stale] = []

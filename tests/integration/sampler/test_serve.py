@@ -151,7 +151,7 @@ def rig(tmp_path_factory, redis_server) -> Iterator[Rig]:
             "task": {"kind": "digits"},
             "model": {"max_length": 120},
             "sync": {"heartbeat_s": 0.3, "ticket_idle_s": 2.0},
-            "sampler": {"drain_s": 20.0},
+            "sampler": {"drain_s": 20.0, "stall_timeout_s": 15.0},
         }
     )
     (directory / "config.yaml").write_text(dump_config(config))
@@ -282,3 +282,22 @@ def test_a_killed_sampler_leaves_no_engine_behind_and_its_successor_does_its_wor
     rig.client.hdel(rig.keys.samplers, "s0")
     rig.start()
     rig.await_rollouts(names, 150)
+
+
+@pytest.mark.slow
+def test_an_engine_that_hangs_ends_its_sampler_and_another_gets_the_tickets(rig):
+    if rig.process.poll() is not None:
+        rig.start()
+    wait_for("its first heartbeat", rig.status, 300)
+    rig.sync(epoch=3)
+    rig.await_rollouts(rig.tickets(11, 2, epoch=3))
+    children = psutil.Process(rig.process.pid).children(recursive=True)
+    (core,) = [child for child in children if "EngineCore" in " ".join(child.cmdline())]
+    core.suspend()
+    names = rig.tickets(12, 5, epoch=3)
+    wait_for("work", lambda: rig.status().inflight)
+    assert rig.process.wait(120) == 1
+    assert "vLLM has drawn no token for" in (rig.directory / "log").read_text()
+    wait_for("the end of its processes", lambda: not any(child.is_running() for child in children))
+    other = Consumer(rig.client, rig.keys.tickets, TICKETS_GROUP, "other")
+    wait_for("claims without renewal", lambda: len(other.find_stale(2.0, 10)) == len(names))

@@ -15,9 +15,10 @@ from leeway.config import RunConfig
 from leeway.config.identity import identify
 from leeway.errors import EXIT_POISONED
 from leeway.incarnations import forget_sampler, new_holder, register
-from leeway.messages import Event, Rollout, Ticket, TicketHeader, decode, encode
+from leeway.messages import Event, Rollout, SamplerStatus, Ticket, TicketHeader, decode, encode
 from leeway.rewards import RewardResult
-from leeway.streams import TICKETS_GROUP, Consumer, Tail, add_fields
+from leeway.statuses import write_status
+from leeway.streams import TICKETS_GROUP, Consumer, Tail, add_fields, now
 from leeway_sampler.generation import Generation
 from leeway_sampler.serve import Sampler
 from leeway_sampler.suspects import PoisonedTicketError
@@ -169,7 +170,6 @@ async def test_samplers_that_are_stopped_and_go_on_are_no_deaths(client, keys):
     for made in stopped:
         assert len(await take(made)) == 3
         client.hdel(keys.samplers, made.name)  # the controller saw no heartbeat
-    await die_with(client, keys, 2, name="s9")
     held = []
     for number in range(5):
         slow = sampler(client, keys, Engine(seconds=60), name=f"alone{number}")
@@ -182,6 +182,24 @@ async def test_samplers_that_are_stopped_and_go_on_are_no_deaths(client, keys):
     for slow, accepting in held:
         kill(slow, accepting)
     assert client.hlen(keys.suspects) == 0
+
+
+async def test_a_sampler_that_beats_again_is_no_longer_missing(client, keys):
+    tickets(client, keys, 1)
+    stopped = [sampler(client, keys, name=f"s{number}") for number in range(3)]
+    for made in stopped:
+        await take(made)
+    last = sampler(client, keys, name="last")
+    await take(last)
+    assert len((await last.worker.suspects.histories(["t0"], (0, 1)))["t0"].missing) == 3
+    for made in stopped[:2]:
+        status = SamplerStatus(sampler=made.name, heartbeat=now())
+        write_status(client, keys, status, budget_s=5, holder=made.holder)
+    history = (await last.worker.suspects.histories(["t0"], (0, 1)))["t0"]
+    assert (history.missing, history.deaths) == ([stopped[2].holder], [])
+    register(client, keys, new_holder("s0"), budget_s=5)  # beats, but as another process
+    history = (await last.worker.suspects.histories(["t0"], (0, 1)))["t0"]
+    assert (history.missing, history.deaths) == ([stopped[0].holder, stopped[2].holder], [stopped[0].holder])
 
 
 async def test_a_sampler_that_is_gone_for_good_is_a_death(client, keys):
@@ -209,7 +227,7 @@ async def test_a_sampler_that_leaves_in_good_order_is_no_death(client, keys):
     third = sampler(client, keys, name="s3")
     (entry,) = await take(third)
     histories = await third.worker.suspects.histories(["t0"], (0, 1))
-    assert histories["t0"].deaths == []
+    assert (histories["t0"].deaths, histories["t0"].missing) == ([], [])
     assert list(histories["t0"].marks.values()) == ["cut"]
     await third.worker.accept([entry])
     await settle(third)

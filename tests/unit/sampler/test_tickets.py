@@ -1,4 +1,4 @@
-"""What becomes of a ticket, by version, deaths and the sampler's state."""
+"""What becomes of a ticket, by version, losses and the sampler's state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from leeway_sampler.tickets import Fate, triage
 
 
 @pytest.mark.parametrize(
-    ("key", "ready", "deaths", "fate"),
+    ("key", "ready", "losses", "fate"),
     [
         ((1, 7), True, 0, Fate.SERVE),
         ((1, 7), True, 1, Fate.SERVE),
@@ -22,10 +22,10 @@ from leeway_sampler.tickets import Fate, triage
         ((2, 0), True, 2, Fate.RETURN),
     ],
 )
-def test_triage(key, ready, deaths, fate):
-    assert triage(key, (1, 7), ready=ready, own=True, deaths=deaths, max_deliveries=3) is fate
+def test_triage(key, ready, losses, fate):
+    assert triage(key, (1, 7), ready=ready, own=True, losses=losses, max_deliveries=3) is fate
 
 
 @pytest.mark.parametrize(("key", "fate"), [((1, 7), Fate.RETURN), ((1, 6), Fate.VOID), ((2, 0), Fate.RETURN)])
 def test_a_ticket_of_another_configuration_is_handed_back(key, fate):
-    assert triage(key, (1, 7), ready=True, own=False, deaths=0, max_deliveries=3) is fate
+    assert triage(key, (1, 7), ready=True, own=False, losses=0, max_deliveries=3) is fate
