@@ -22,7 +22,7 @@ from leeway.messages import (
     VerdictHeader,
     decode,
 )
-from leeway.statuses import write_status
+from leeway.statuses import read_statuses, write_status
 from leeway.streams import MANUAL_FIELD, TICKETS_GROUP, Consumer, Keys, Tail, append, now
 from leeway.weights import publish_weights
 from leeway_controller import reports
@@ -296,7 +296,7 @@ def test_a_silent_sampler_holds_nothing_up(client: redis.Redis, keys: Keys) -> N
     play.beat("dead", -1, ago=60)
     play.beat("a", 1)
     assert play.batches() == [(0, 1), (1, 1)]
-    assert client.hkeys(keys.samplers) == [b"a"]
+    assert [s.sampler for s in read_statuses(client, keys, budget_s=5)] == ["a"]
     assert "sampler_lost" in play.events()
 
 

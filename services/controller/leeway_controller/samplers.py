@@ -8,15 +8,19 @@ pod or process gone -> lost at once (`lost`, called from another thread)
 from __future__ import annotations
 
 import queue
+import time
 
 import redis
 
 from leeway.events import EventWriter
 from leeway.messages import SamplerStatus
-from leeway.statuses import read_statuses, remove_status, split_live
+from leeway.statuses import forget_samplers, read_statuses, remove_status, split_live
 from leeway.streams import Keys, now
 from leeway_controller.fencing import Fences
 from leeway_controller.state import ControllerState
+
+TIDY_EVERY_S = 30.0
+"""How often the names of samplers that have left are removed."""
 
 
 class SamplerRoster:
@@ -29,6 +33,7 @@ class SamplerRoster:
         self.silence_s, self.budget_s = silence_s, budget_s
         self.fences = Fences(client, keys, budget_s=budget_s)
         self._joined: set[str] = set()
+        self._tidied_at = float("-inf")
         self._last_heartbeats: dict[str, float] = {}
         """Unix times of samplers that went silent and have not come back."""
         self._losses: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
@@ -47,6 +52,7 @@ class SamplerRoster:
         live, silent = split_live(self.statuses(), now(), self.silence_s)
         for status in silent:
             self._remove_silent(status)
+        self._tidy()
         for status in live:
             self._last_heartbeats.pop(status.sampler, None)
             if status.sampler not in self._joined:
@@ -73,6 +79,11 @@ class SamplerRoster:
         self._remove(name)
         self.fences.lift(name)
         self._last_heartbeats[name] = status.heartbeat
+
+    def _tidy(self) -> None:
+        if time.monotonic() - self._tidied_at >= TIDY_EVERY_S:
+            self._tidied_at = time.monotonic()
+            forget_samplers(self.client, self.keys, budget_s=self.budget_s)
 
     def _remove(self, sampler: str) -> None:
         remove_status(self.client, self.keys, sampler, budget_s=self.budget_s)

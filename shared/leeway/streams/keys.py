@@ -58,7 +58,12 @@ class Keys:
 
     @property
     def samplers(self) -> str:
+        """The names of the samplers, see `leeway.statuses`."""
         return self.key("samplers")
+
+    def sampler(self, name: str) -> str:
+        """The status of one sampler."""
+        return self.key(f"samplers:{name}")
 
     @property
     def fences(self) -> str:
@@ -81,6 +86,11 @@ class Keys:
     @property
     def checks(self) -> str:
         return self.key("checks")
+
+    @property
+    def weight_streams(self) -> str:
+        """The names of all streams of chunks, so that nobody needs to search the server's keys."""
+        return self.key("weights:streams")
 
     def weight_chunks(self, epoch: int, version: int) -> str:
         """Of one weight version; trainers of different run epochs never write to the same key."""

@@ -9,6 +9,7 @@ import torch
 from trainer_support import make_batch, micro_batches, run_config
 
 from leeway.messages import SamplerStatus
+from leeway.statuses import write_status
 from leeway.streams import KEYFRAME_FIELD, now
 from leeway.weights import ChunkSource, HostCopy, WeightsTooLarge, published_manifests
 from leeway_trainer.broadcast import Broadcaster
@@ -92,7 +93,7 @@ def test_keyframes_on_demand(tiny_dir, ranks, client, keys):
     assert [rig.publish().codec for _ in range(2)] == ["full", "delta"]
     assert not rig.broadcaster.keyframe_wanted()
     status = SamplerStatus(sampler="s0", heartbeat=now(), stuck=rig.broadcaster.last.key)
-    client.hset(keys.samplers, "s0", status.model_dump_json())
+    write_status(client, keys, status, budget_s=5)
     assert rig.broadcaster.keyframe_wanted()
     assert rig.publish().codec == "full"
     assert not rig.broadcaster.keyframe_wanted()
@@ -103,7 +104,7 @@ def test_versions_are_kept_until_live_samplers_have_moved_on(tiny_dir, ranks, cl
 
     def held(name: str, version: int, ago: float = 0.0) -> None:
         status = SamplerStatus(sampler=name, heartbeat=now() - ago, epoch=0, version=version)
-        client.hset(keys.samplers, name, status.model_dump_json())
+        write_status(client, keys, status, budget_s=5)
 
     def published() -> list[int]:
         rig.publish()
