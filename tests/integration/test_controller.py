@@ -303,7 +303,7 @@ def test_a_silent_sampler_holds_nothing_up(client: redis.Redis, keys: Keys) -> N
 def test_a_manual_resync_is_obeyed_once(client: redis.Redis, keys: Keys) -> None:
     play = Play(client, keys)
     play.started()
-    client.hset(keys.state, MANUAL_FIELD, "1")
+    client.hset(keys.requests, MANUAL_FIELD, "1")
     play.report("step", 0, 1)
     assert [v.reason for v in play.verdicts()] == ["manual"]
     play.publish(2, 1)

@@ -3,6 +3,8 @@
 rollouts -> of another version or run epoch, or a duplicate -> acknowledged at once: they have no effect
          -> held in the assembler -> batch taken -> trained -> durable -> acknowledged and deleted
 state    -> another run epoch than ours: the server lost its data, or another trainer took over
+others   -> rollouts that we have not acknowledged are gone: what was in flight is drawn again
+invalid  -> moved aside, and what was in flight is drawn again (rejects.py)
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ from typing import Any
 
 import redis
 
+from leeway.checks.board import post_rejected
 from leeway.config import RunConfig
 from leeway.diagnose import describe_tickets, is_stalled
 from leeway.errors import LeewayError, StalledError
 from leeway.events import write_event
 from leeway.messages import (
     EventLevel,
+    MessageError,
     Report,
     ReportHeader,
     Rollout,
@@ -33,6 +37,7 @@ from leeway.metrics.areas.tokens import ROLLOUTS_DUPLICATES, TOKENS_VOIDED
 from leeway.streams import (
     ROLLOUTS_GROUP,
     Consumer,
+    Entry,
     Keys,
     SupersededError,
     Tail,
@@ -42,7 +47,9 @@ from leeway.streams import (
     retrying,
     write_in_epoch,
 )
-from leeway_trainer.assemble import Admission, BatchAssembler, describe_slots
+from leeway_trainer.assemble import Admission, AssemblyError, BatchAssembler, describe_slots
+from leeway_trainer.deletions import Deletions
+from leeway_trainer.rejects import check_attempts, move_aside, of_older_epoch
 
 log = logging.getLogger(__name__)
 POLL_S = 0.25
@@ -55,7 +62,7 @@ PRESSURE = 0.7
 
 
 class StreamsLostError(LeewayError):
-    """The server came back without the run's streams: everything in flight is lost."""
+    """What is in flight has to be drawn again: the server came back without it, or it is unusable."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,7 @@ class Feed:
         self.duplicates = 0
         """Rollouts for a slot that was already filled; they are dropped."""
         self._rollouts = Consumer(client, keys.rollouts, ROLLOUTS_GROUP, CONSUMER, budget_s=self.budget_s)
+        self._deletions = Deletions(client, keys.rollouts, self.budget_s)
         self._entry_of: dict[Slot, bytes] = {}
         self._trained: list[bytes] = []
 
@@ -123,11 +131,19 @@ class Feed:
         return True
 
     def _check_epoch(self) -> None:
+        lost = self._deletions.by_others()  # before the epoch: a newer trainer deletes rollouts rightly
         found = newest_epoch(self.client, self.keys, budget_s=self.budget_s)
         if found < self.epoch:
             raise StreamsLostError(f"Redis does not know run epoch {self.epoch}: it lost its data")
         if found > self.epoch:
             raise SupersededError(found, self.epoch)
+        if lost:
+            text = (
+                f"{lost} rollouts were deleted from {self.keys.rollouts} by a client other than this trainer; "
+                f"everything in flight of epoch {self.epoch} is drawn again"
+            )
+            self.event("error", "rollouts_deleted", text)
+            raise StreamsLostError(text)
 
     def check_newest(self) -> None:
         """Raise SupersededError if a newer trainer has started."""
@@ -162,10 +178,7 @@ class Feed:
 
     def take_counts(self) -> dict[str, float]:
         """What was dropped since the last call."""
-        found: dict[str, float] = {
-            TOKENS_VOIDED: float(self.tokens_voided),
-            ROLLOUTS_DUPLICATES: float(self.duplicates),
-        }
+        found = {TOKENS_VOIDED: float(self.tokens_voided), ROLLOUTS_DUPLICATES: float(self.duplicates)}
         self.tokens_voided = self.duplicates = 0
         return found
 
@@ -191,8 +204,12 @@ class Feed:
         entries = self._rollouts.read(READ_COUNT, POLL_S)
         filled, useless = 0, []
         for entry in entries:
-            rollout = decode(Rollout, entry.fields)
-            admission = self.assembler.add(rollout)
+            try:
+                rollout = decode(Rollout, entry.fields)
+                admission = self.assembler.add(rollout)
+            except (MessageError, AssemblyError) as error:
+                self._reject(entry, error)
+                continue
             if admission in (Admission.ACCEPTED, Admission.FUTURE):
                 self._entry_of[rollout.header.slot] = entry.id
                 filled += 1
@@ -206,10 +223,32 @@ class Feed:
         self._ack(useless)
         return filled
 
+    def _reject(self, entry: Entry, error: LeewayError) -> None:
+        """Move a rollout aside. Raises StreamsLostError if it is awaited, RolloutsUnusable after several."""
+        self._deletions.expect([entry.id])
+        move_aside(
+            self.client,
+            self.keys,
+            self.epoch,
+            entry,
+            batch=self.assembler.batch,
+            reason=str(error),
+            queue_ack=lambda pipe: self._rollouts.queue_ack(pipe, [entry.id]),
+            budget_s=self.budget_s,
+        )
+        self._rollouts.forget([entry.id])
+        text = f"rollout {entry.id.decode()} was rejected and moved to {self.keys.rejected}: {error}"
+        self.event("error", "rollout_rejected", text)
+        if not of_older_epoch(entry.fields, self.epoch):
+            post_rejected(self.client, self.keys, str(error), source="trainer", budget_s=self.budget_s)
+            check_attempts(self.client, self.keys, self.assembler.batch, budget_s=self.budget_s)
+            raise StreamsLostError(f"{text}; everything in flight of epoch {self.epoch} is drawn again")
+
     def _ack(self, ids: list[bytes]) -> None:
         """Acknowledge and delete rollouts, as long as this trainer is the newest."""
         if not ids:
             return
+        self._deletions.expect(ids)
         write_in_epoch(
             self.client,
             self.keys,

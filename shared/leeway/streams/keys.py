@@ -15,6 +15,8 @@ STATE_FIELD = "controller"
 """The controller's state, a `leeway.run_state.RunState` as JSON."""
 TERM_FIELD = "controller_term"
 """Counts the controllers of the run; only the newest may write."""
+
+# Fields of the hash `requests`, what a person asked for.
 MANUAL_FIELD = "manual_resync"
 """Asks for a resync; the controller removes it together with its verdict."""
 KEYFRAME_FIELD = "manual_keyframe"
@@ -72,6 +74,16 @@ class Keys:
     @property
     def state(self) -> str:
         return self.key("state")
+
+    @property
+    def requests(self) -> str:
+        """What a person asked for; separate from `state`, on which the authority of services rests."""
+        return self.key("requests")
+
+    @property
+    def rejected(self) -> str:
+        """Rollouts that the trainer could not use, see `leeway_trainer.rejects`."""
+        return self.key("rejected")
 
     @property
     def suspects(self) -> str:

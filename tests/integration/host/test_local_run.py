@@ -140,7 +140,7 @@ def test_samplers_are_added_and_drained(make: Make, capsys: Capture) -> None:
         for have, then in ((1, 3), (3, 1)):
             if count == have and len(wanted) == (have == 3):
                 wanted.append(then)
-                run.redis.client.hset(run.keys.state, SCALE_FIELD, str(then))
+                run.redis.client.hset(run.keys.requests, SCALE_FIELD, str(then))
                 return
         if wanted == [3, 1] and count == 1:
             os.kill(os.getpid(), signal.SIGTERM)

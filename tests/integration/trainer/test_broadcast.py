@@ -89,7 +89,7 @@ def test_keyframes_on_demand(tiny_dir, ranks, client, keys):
     rig = Rig(tiny_dir, ranks, client, keys)
     rig.publish()
     assert rig.publish().codec == "delta"
-    client.hset(keys.state, KEYFRAME_FIELD, "1")
+    client.hset(keys.requests, KEYFRAME_FIELD, "1")
     assert [rig.publish().codec for _ in range(2)] == ["full", "delta"]
     assert not rig.broadcaster.keyframe_wanted()
     status = SamplerStatus(sampler="s0", heartbeat=now(), stuck=rig.broadcaster.last.key)
