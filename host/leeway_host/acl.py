@@ -1,9 +1,9 @@
 """Users of the Redis server, one per service, each with the commands and keys that its service needs.
 
-    controller   issues tickets, answers reports, fences samplers
+    controller   issues tickets, answers reports, fences samplers; also what an operator may do
     trainer      takes rollouts, publishes weights, writes reports
     sampler      takes and answers tickets, writes its own status
-    operator     what a person does: `leeway status`, `resync`, `scale`, `doctor`; autoscaling
+    operator     what a person does: `leeway status`, `resync`, `scale`, `doctor`
 
 The server must know key permissions and selectors (Redis 7.0 or newer, any Valkey). docs/permissions.md has
 the table of what each user is refused, and what the server's permissions cannot express.
@@ -41,6 +41,16 @@ def user_rules(run: str = "*", sampler: str = "*") -> dict[str, list[Rule]]:
     """User -> what it may do. `run`: name of a run, or a glob; `sampler`: whose status samplers may write."""
     keys = Keys(run)
     chunks, statuses = f"{keys.weights}:*", keys.sampler("*")
+    operator: list[Rule] = [
+        ("exists hget", "R", (keys.state,)),
+        ("xlen xrange xpending", "R", (keys.tickets,)),
+        ("xrevrange xrange xread", "R", (keys.reports, keys.verdicts, keys.events)),
+        ("smembers", "R", (keys.samplers,)),
+        ("mget", "R", (statuses,)),
+        ("hgetall", "R", (keys.checks,)),
+        ("hset", "W", (keys.requests,)),
+        ("incr", "RW", (keys.probe,)),
+    ]
     return {
         "controller": [
             ("xadd xlen xrange xpending xgroup|create xgroup|delconsumer xinfo|consumers", "RW", (keys.tickets,)),
@@ -61,6 +71,7 @@ def user_rules(run: str = "*", sampler: str = "*") -> dict[str, list[Rule]]:
             ("mget del", "RW", (statuses,)),
             ("hgetall hset hdel", "RW", (keys.fences,)),
             ("hgetall hset", "RW", (keys.checks,)),
+            *operator,  # people run `leeway status` and others in its pod
         ],
         "trainer": [
             (
@@ -96,16 +107,7 @@ def user_rules(run: str = "*", sampler: str = "*") -> dict[str, list[Rule]]:
             ("hget", "R", (keys.fences,)),
             ("get", "R", (keys.probe,)),
         ],
-        OPERATOR: [
-            ("exists hget", "R", (keys.state,)),
-            ("xlen xrange xpending", "R", (keys.tickets,)),
-            ("xrevrange xrange xread", "R", (keys.reports, keys.verdicts, keys.events)),
-            ("smembers", "R", (keys.samplers,)),
-            ("mget", "R", (statuses,)),
-            ("hgetall", "R", (keys.checks,)),
-            ("hset", "W", (keys.requests,)),
-            ("incr", "RW", (keys.probe,)),
-        ],
+        OPERATOR: operator,
     }
 
 

@@ -114,12 +114,12 @@ annotations:
 {{- $root := .root -}}
 {{- if $root.Values.redis.enabled }}
 - name: LEEWAY_REDIS_URL
-  value: redis://{{ include "leeway.name" (dict "root" $root "name" "redis") }}:6379/0
+  value: redis://leeway-{{ .name }}@{{ include "leeway.name" (dict "root" $root "name" "redis") }}:6379/0
 - name: LEEWAY_REDIS_PASSWORD
   valueFrom:
     secretKeyRef:
       name: {{ include "leeway.redisSecret" $root }}
-      key: {{ $root.Values.redis.auth.key }}
+      key: {{ index $root.Values.redis.auth.services .name }}
 {{- else }}
 {{- $redis := $root.Values.externalRedis }}
 {{- $user := index $redis.users .name }}
