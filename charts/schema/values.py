@@ -417,7 +417,7 @@ OWNED = {
         "maxmemory_mib": "redis.maxmemoryMiB",
         "appendonly": "the chart",
     },
-    "telemetry": {"metrics_port": "telemetry.metricsPort", "otlp_endpoint": "telemetry.otlp.endpoint"},
+    "telemetry": {"metrics_host": "the chart", "metrics_port": "telemetry.metricsPort", "otlp_endpoint": "telemetry.otlp.endpoint"},
     "output": {"dir": "trainer.persistence"},
 }
 """Keys of RunConfig that the chart sets itself, and what to use instead."""

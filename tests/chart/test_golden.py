@@ -190,7 +190,7 @@ def test_autoscalers_leave_the_number_alone() -> None:
         "streamLength": "256",
     }
     secret = pick(keda, "TriggerAuthentication")["spec"]["secretTargetRef"][0]
-    assert secret == {"parameter": "password", "name": "demo-leeway-redis", "key": "redis-password"}
+    assert secret == {"parameter": "password", "name": "demo-leeway-redis", "key": "controller-password"}
     hpa = render(
         sampler__autoscaling__enabled=True,
         sampler__autoscaling__kind="hpa",

@@ -105,7 +105,7 @@ annotations:
 {{- $_ := set $sampler "tensor_parallel_size" (max 1 (int .Values.sampler.gpus)) -}}
 {{- end -}}
 {{- $ranks := mul (int .Values.trainer.replicas) (int (include "leeway.processes" .)) -}}
-{{- $own := dict "sampler" $sampler "trainer" (dict "ranks" $ranks) -}}
+{{- $own := dict "sampler" $sampler "trainer" (dict "ranks" $ranks) "telemetry" (dict "metrics_host" "0.0.0.0") -}}
 {{- toYaml (mustMergeOverwrite $run $own) -}}
 {{- end }}
 

@@ -235,7 +235,7 @@ class LocalRun:
         Controller and trainer watch the run and each other; this covers the case that both hang.
         """
         limit, start_s = self.config.sync.stall_timeout_s, self.config.sampler.start_timeout_s
-        if not self.recorder.rows:
+        if not self.recorder.steps:
             limit = max(limit, start_s)
         client = self.redis.client
         if is_stalled(client, self.keys, silent_s, 2 * limit, start_s):

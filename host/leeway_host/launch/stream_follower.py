@@ -88,7 +88,7 @@ class Follower:
 
     def describe(self) -> str:
         """What the run is doing, in a few words."""
-        if self.recorder.rows:
+        if self.recorder.steps:
             inflight = sum(status.inflight for status in self.statuses)
             return f"training; {len(self.statuses)} samplers, {inflight} in flight"
         if any(status.ready for status in self.statuses):

@@ -283,11 +283,15 @@ class Verdicts:
             if left <= 0:
                 return None
             self.poll(min(left, POLL_S))
-        return self._known.get(step)
+        found = self._known.get(step)
+        # Of earlier steps only requests for a resync matter.
+        self._known = {s: v for s, v in self._known.items() if s >= step or v.action == "resync"}
+        return found
 
     def resync_since(self, step: int) -> VerdictHeader | None:
         """The newest request for a resync after step `step` or later; newer weights answered earlier ones."""
-        due = [v for s, v in sorted(self._known.items()) if s >= step and v.action == "resync"]
+        self._known = {s: v for s, v in self._known.items() if s >= step}
+        due = [v for _, v in sorted(self._known.items()) if v.action == "resync"]
         return due[-1] if due else None
 
 
