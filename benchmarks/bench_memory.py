@@ -23,7 +23,16 @@ import numpy as np
 import psutil
 
 from leeway.config.load import build_config
-from leeway.messages import ReportHeader, Rollout, RolloutHeader, SamplerStatus, encode, encode_status
+from leeway.messages import (
+    ReportHeader,
+    Rollout,
+    RolloutHeader,
+    SamplerStatus,
+    Ticket,
+    decode,
+    encode,
+    encode_status,
+)
 from leeway.metrics.areas.lag import LAG_ESS_SEQ, LAG_ESS_TOK
 from leeway.streams import TICKETS_GROUP, Consumer, Keys, connect, now
 from leeway.weights import publish_offer
@@ -33,14 +42,26 @@ from leeway_controller.reconcile import Controller
 from leeway_host.launch.checks import CheckFile
 from leeway_host.launch.record import Recorder
 from leeway_host.launch.stream_follower import Follower
-from leeway_host.launch.table import open_view
 from leeway_host.redis_server import EmbeddedRedis
 from leeway_trainer.feed import Feed
 
 EVERY, LIMIT_MIB, MIB = 1000, 1.0, 1 << 20
 PROMPTS, GROUP, TOKENS = 2, 2, 16
-SAVE_EVERY = 10
+SAVE_EVERY, BEAT_EVERY = 10, 5
+SAME = {"ticket_id", "epoch", "version", "batch", "group", "index", "item"}
 SPEC = TensorSpec(name="w", dtype="bfloat16", shape=(8,), nbytes=16, offset=0, digest="0" * 16)
+
+
+class Silent:
+    """A view that shows nothing."""
+
+    def status(self, text: str) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def row(self, row: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class SimulatedRun:
@@ -66,7 +87,7 @@ class SimulatedRun:
             client,
             self.keys,
             Recorder(out, self.config, "memory"),
-            open_view(steps, as_json=False),
+            Silent(),
             CheckFile(client, self.keys, out),
             lambda report: None,
             budget_s=5,
@@ -86,7 +107,13 @@ class SimulatedRun:
 
     def report(self, event: str, step: int) -> None:
         metrics: dict[str, float | str] = {f"a/metric_{n}": step + n / 3 for n in range(60)}
-        metrics |= {LAG_ESS_TOK: 0.9, LAG_ESS_SEQ: 0.9, "reward/mean": 0.5, "tokens": 64.0}
+        metrics |= {
+            LAG_ESS_TOK: 0.9,
+            LAG_ESS_SEQ: 0.9,
+            "lag/clip_fraction": 0.0,
+            "reward/mean": 0.5,
+            "tokens": 64.0,
+        }
         self.feed.report(
             ReportHeader(
                 event=event, epoch=1, step=step, version=self.version,
@@ -110,14 +137,15 @@ class SimulatedRun:
 
     def answer(self) -> None:
         """Answer all tickets, as samplers do."""
-        from leeway.messages import Ticket, decode
-
         for entry in self.tickets.read(1000, 0):
             ticket = decode(Ticket, entry.fields).header
             header = RolloutHeader(
-                **ticket.model_dump(include={"ticket_id", "epoch", "version", "batch", "group", "index", "item"}),
-                sampler="sampler-0", finish_reason="stop", reward=float(ticket.index), spans=[(0, TOKENS, ticket.version)],
-            )  # fmt: skip
+                **ticket.model_dump(include=SAME),
+                sampler="sampler-0",
+                finish_reason="stop",
+                reward=float(ticket.index),
+                spans=[(0, TOKENS, ticket.version)],
+            )
             ids = np.arange(1, TOKENS + 1, dtype=np.int32)
             logp, offsets = np.full(TOKENS, -0.5, np.float32), np.arange(TOKENS + 1, dtype=np.int32)
             rollout = Rollout(header, ids, ids, logp, offsets, ids, logp)
@@ -125,7 +153,8 @@ class SimulatedRun:
             self.tickets.ack([entry.id])
 
     def step(self, step: int) -> None:
-        self.heartbeats(step)
+        if step % BEAT_EVERY == 0 or self.published_at == step:
+            self.heartbeats(step)
         deadline = time.monotonic() + 60
         while not self.feed.assembler.complete():
             if time.monotonic() > deadline:
@@ -167,8 +196,8 @@ def measure(steps: int, samplers: int) -> float:
                 grown = traced - marks[-1] if marks else float("nan")
                 marks.append(traced)
                 print(
-                    f"{step + 1:6d} steps: {traced:7.2f} MiB allocated ({grown:+.3f}), process {rss:.0f} MiB, "
-                    f"server {used:.1f} MiB",
+                    f"{step + 1:6d} steps: {traced:7.2f} MiB allocated ({grown:+.3f}), "
+                    f"process {rss:.0f} MiB, server {used:.1f} MiB",
                     flush=True,
                 )
         client.close()
@@ -177,7 +206,9 @@ def measure(steps: int, samplers: int) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--samplers", type=int, default=64)
     args = parser.parse_args()

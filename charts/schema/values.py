@@ -232,7 +232,7 @@ class ServicePasswords(Values):
 
 
 class Password(Values):
-    """Passwords of the bundled server: of its administrator, and of a user per service (`leeway redis acl`)."""
+    """Passwords of the bundled server: of its administrator, and of a user per service."""
 
     existingSecret: str = ""
     """If empty, passwords are generated at installation and kept; `helm template` cannot keep them. Otherwise
@@ -417,7 +417,11 @@ OWNED = {
         "maxmemory_mib": "redis.maxmemoryMiB",
         "appendonly": "the chart",
     },
-    "telemetry": {"metrics_host": "the chart", "metrics_port": "telemetry.metricsPort", "otlp_endpoint": "telemetry.otlp.endpoint"},
+    "telemetry": {
+        "metrics_host": "the chart",
+        "metrics_port": "telemetry.metricsPort",
+        "otlp_endpoint": "telemetry.otlp.endpoint",
+    },
     "output": {"dir": "trainer.persistence"},
 }
 """Keys of RunConfig that the chart sets itself, and what to use instead."""

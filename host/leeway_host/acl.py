@@ -53,7 +53,11 @@ def user_rules(run: str = "*", sampler: str = "*") -> dict[str, list[Rule]]:
     ]
     return {
         "controller": [
-            ("xadd xlen xrange xpending xgroup|create xgroup|delconsumer xinfo|consumers", "RW", (keys.tickets,)),
+            (
+                "xadd xlen xrange xpending xgroup|create xgroup|delconsumer xinfo|consumers",
+                "RW",
+                (keys.tickets,),
+            ),
             ("xread", "R", (keys.rollouts,)),
             ("xgroup|create", "W", (keys.rollouts,)),
             (

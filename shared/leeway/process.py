@@ -37,7 +37,9 @@ def service_parser(name: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {name}", description=description)
     parser.add_argument("--config", required=True, help="resolved configuration of the run (YAML)")
     parser.add_argument("--run", required=True, help="name of the run in Redis")
-    parser.add_argument("--redis", required=True, help="redis://:password@host:port/db, env:NAME, or - for standard input")
+    parser.add_argument(
+        "--redis", required=True, help="redis://:password@host:port/db, env:NAME, or - for standard input"
+    )
     parser.add_argument("--metrics-port", type=int, help="port of /metrics (default: telemetry.metrics_port)")
     parser.add_argument("--model", help="model directory (default: model.name of the configuration)")
     return parser

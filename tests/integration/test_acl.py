@@ -132,7 +132,7 @@ def test_each_service_can_do_its_work(clients: Clients, keys: Keys) -> None:
 
 
 def test_a_controller_of_its_own_user_runs(clients: Clients, keys: Keys) -> None:
-    controller, trainer, sampler, operator = (clients[name] for name in USERS)
+    controller, trainer, sampler, _ = (clients[name] for name in USERS)
     config = build_config({"task": {"kind": "digits"}, "batch": {"prompts": 2, "group_size": 2}})
     running = Controller(controller, keys, config, lambda item: [item + 1], 7)
     weights(trainer, keys, 0)
@@ -157,9 +157,7 @@ def everything(keys: Keys, other: Keys) -> dict[str, list[tuple[str, tuple[str, 
         "verdicts": keys.verdicts,
         "events": keys.events,
     }
-    hashes = {
-        name: keys.key(name) for name in ("state", "requests", "fences", "checks", "suspects")
-    }
+    hashes = {name: keys.key(name) for name in ("state", "requests", "fences", "checks", "suspects")}
     statuses = {"own status": keys.sampler("s0"), "others' status": keys.sampler("s1")}
     sets = {"samplers": keys.samplers, "streams": keys.weight_streams}
     foreign = {"another run": other.rollouts, "another key": "other"}
@@ -204,7 +202,8 @@ def everything(keys: Keys, other: Keys) -> dict[str, list[tuple[str, tuple[str, 
             for command in (
                 "KEYS *", "SCAN 0", "RANDOMKEY", "DBSIZE", "INFO", "INFO memory", "INFO keyspace",
                 "CONFIG GET *", "CONFIG SET maxmemory 1", "ACL LIST", "ACL SETUSER x", "ACL WHOAMI",
-                "CLIENT LIST", "CLIENT KILL 1.2.3.4:1", "CLIENT PAUSE 1", "MONITOR", "SLOWLOG GET", "LATENCY RESET",
+                "CLIENT LIST", "CLIENT KILL 1.2.3.4:1", "CLIENT PAUSE 1", "MONITOR", "SLOWLOG GET",
+                "LATENCY RESET",
                 "FLUSHALL", "FLUSHDB", "SWAPDB 0 1", "SELECT 1", "MOVE other 1", "SHUTDOWN NOSAVE", "SAVE",
                 "REPLICAOF NO ONE", "EVAL return 0", "FUNCTION LIST", "FCALL f 0",
                 "PUBLISH channel x", "SUBSCRIBE channel", "WAIT 0 0", "COMMAND COUNT",

@@ -151,7 +151,9 @@ class LocalRun:
         self.redis: RunServer = stack.enter_context(run_server(self.config, self.keys, self.view.note))
         self.checks = CheckFile(self.redis.client, self.keys, self.out)
         stack.callback(self.checks.close)
-        stack.enter_context(published(self.out, RunAddress(self.run_id, self.redis.url_of(OPERATOR, OPERATOR))))
+        stack.enter_context(
+            published(self.out, RunAddress(self.run_id, self.redis.url_of(OPERATOR, OPERATOR)))
+        )
         model = self.prepare_model()
         self.stop.immediate = False
 

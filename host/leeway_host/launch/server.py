@@ -22,7 +22,7 @@ MAX_RESTARTS = 3
 
 @dataclass
 class RunServer:
-    """A connected server. `url`, `client`: as its administrator; `embedded`: None for a server of the user."""
+    """A connected server. `url`, `client`: its administrator's; `embedded`: None if the run did not start it."""
 
     config: RedisConfig
     keys: Keys

@@ -76,8 +76,8 @@ def save_checkpoint(
 def load_checkpoint(checkpoint: Path, policy: Policy) -> TrainState:
     """Restore weights and optimiser; called by all ranks.
 
-    Raises CheckpointError when it is damaged (rank 0 reads every file) or holds more than weights, UsageError when ranks, ZeRO stage or
-    dtype differ from those that wrote it.
+    Raises CheckpointError when it is damaged (rank 0 reads every file) or holds more than weights, and
+    UsageError when ranks, ZeRO stage or dtype differ from those that wrote it.
     """
     if policy.ranks.first:
         check_whole(checkpoint, contents=True)

@@ -2,9 +2,8 @@
 
 rollouts -> of another version or run epoch, or a duplicate -> acknowledged at once: they have no effect
          -> held in the assembler -> batch taken -> trained -> durable -> acknowledged and deleted
+         -> invalid (rejects.py), or deleted by others (deletions.py) -> what was in flight is drawn again
 state    -> another run epoch than ours: the server lost its data, or another trainer took over
-others   -> rollouts that we have not acknowledged are gone: what was in flight is drawn again
-invalid  -> moved aside, and what was in flight is drawn again (rejects.py)
 """
 
 from __future__ import annotations
@@ -139,8 +138,8 @@ class Feed:
             raise SupersededError(found, self.epoch)
         if lost:
             text = (
-                f"{lost} rollouts were deleted from {self.keys.rollouts} by a client other than this trainer; "
-                f"everything in flight of epoch {self.epoch} is drawn again"
+                f"{lost} rollouts were deleted from {self.keys.rollouts} by a client other than this "
+                f"trainer; everything in flight of epoch {self.epoch} is drawn again"
             )
             self.event("error", "rollouts_deleted", text)
             raise StreamsLostError(text)
@@ -151,9 +150,8 @@ class Feed:
 
     def memory(self) -> Memory:
         """How full the server is."""
-        info: Any = retrying(
-            lambda: self.client.info("memory"), budget_s=self.budget_s, what="reading the memory use"
-        )
+        what = "reading the memory use"
+        info: Any = retrying(lambda: self.client.info("memory"), budget_s=self.budget_s, what=what)
         return Memory(int(info["used_memory"]), int(info.get("maxmemory", 0)))
 
     def take(self) -> list[Rollout]:
@@ -239,10 +237,11 @@ class Feed:
         self._rollouts.forget([entry.id])
         text = f"rollout {entry.id.decode()} was rejected and moved to {self.keys.rejected}: {error}"
         self.event("error", "rollout_rejected", text)
-        if not of_older_epoch(entry.fields, self.epoch):
-            post_rejected(self.client, self.keys, str(error), source="trainer", budget_s=self.budget_s)
-            check_attempts(self.client, self.keys, self.assembler.batch, budget_s=self.budget_s)
-            raise StreamsLostError(f"{text}; everything in flight of epoch {self.epoch} is drawn again")
+        if of_older_epoch(entry.fields, self.epoch):
+            return
+        post_rejected(self.client, self.keys, str(error), source="trainer", budget_s=self.budget_s)
+        check_attempts(self.client, self.keys, self.assembler.batch, budget_s=self.budget_s)
+        raise StreamsLostError(f"{text}; everything in flight of epoch {self.epoch} is drawn again")
 
     def _ack(self, ids: list[bytes]) -> None:
         """Acknowledge and delete rollouts, as long as this trainer is the newest."""
@@ -283,10 +282,9 @@ class Verdicts:
             if left <= 0:
                 return None
             self.poll(min(left, POLL_S))
-        found = self._known.get(step)
         # Of earlier steps only requests for a resync matter.
         self._known = {s: v for s, v in self._known.items() if s >= step or v.action == "resync"}
-        return found
+        return self._known.get(step)
 
     def resync_since(self, step: int) -> VerdictHeader | None:
         """The newest request for a resync after step `step` or later; newer weights answered earlier ones."""

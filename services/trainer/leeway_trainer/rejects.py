@@ -1,4 +1,4 @@
-"""Rollouts that fail validation: moved aside, so that they end neither this start of the trainer nor the next.
+"""Rollouts that fail validation: moved aside, so that they end no start of the trainer.
 
     unreadable, or of a slot outside the plan
         of an older run epoch   -> moved to `rejected`; nothing waited for it
@@ -66,7 +66,7 @@ def move_aside(
 
 
 def check_attempts(client: redis.Redis, keys: Keys, batch: int, *, budget_s: float) -> None:
-    """Raise RolloutsUnusable if the last rejected rollouts were all of `batch`, each drawn in another epoch."""
+    """Raise RolloutsUnusable if the last rejected rollouts were of `batch`, in ATTEMPTS run epochs."""
     newest: Any = retrying(
         lambda: client.xrevrange(keys.rejected, count=KEPT),
         budget_s=budget_s,

@@ -43,8 +43,8 @@ def weights_only(checkpoint: Path) -> Iterator[None]:
     except UnpicklingError as error:
         found = next((line for line in str(error).splitlines() if "GLOBAL" in line or "global" in line), "")
         raise CheckpointError(
-            f"checkpoint {checkpoint} holds more than weights and was not loaded, because loading it could run "
-            f"code: {found.strip() or error}; use one that this version of Leeway has written"
+            f"checkpoint {checkpoint} holds more than weights and was not loaded, because loading it could "
+            f"run code: {found.strip() or error}; use one that this version of Leeway has written"
         ) from error
     finally:
         if before is None:

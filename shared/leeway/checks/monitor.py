@@ -27,6 +27,7 @@ def is_sampled(ticket_id: str, fraction: float) -> bool:
     digest = hashlib.blake2b(ticket_id.encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") < fraction * 2**32
 
+
 VERSIONS_KEPT = 256
 """Number of versions whose digests are compared with what samplers attest."""
 

@@ -1,7 +1,7 @@
 """What keeps reward code away from the processes that it serves. Linux only; called in the worker.
 
-    Landlock    the worker and all below it can neither read nor trace other processes (/proc/PID/environ, mem,
-                fd), nor, with a recent kernel, signal them. Needs kernel 5.19 or newer and no privileges.
+    Landlock    the worker and all below it can neither read nor trace other processes (/proc/PID/environ,
+                mem, fd), nor, with a recent kernel, signal them. Needs kernel 5.19 and no privileges.
     user id     a process of root changes to the user `task.reward_user`, whose files are not root's
     limits      no core dumps, at most MAX_FILES open files (memory: leeway.rewards.worker)
 
@@ -25,7 +25,7 @@ from leeway.config.task import TaskConfig
 from leeway.tasks.base import TaskError
 
 MAX_FILES = 4096
-# Numbers of system calls, the same on all architectures, and constants of <linux/landlock.h>, <linux/prctl.h>.
+# System calls, numbered alike on all architectures; constants of <linux/landlock.h> and <linux/prctl.h>.
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 RULESET_VERSION, RULE_PATH_BENEATH = 1, 1
 MAKE_BLOCK, REFER = 1 << 11, 1 << 13
@@ -142,7 +142,7 @@ def unreadable(user: pwd.struct_passwd, places: Iterable[str | Path]) -> Path | 
             os.setgid(user.pw_gid)
             os.setuid(user.pw_uid)
             for place in map(Path, places):
-                mode = os.R_OK | (os.X_OK if os.path.isdir(place) else 0)
+                mode = os.R_OK | (os.X_OK if place.is_dir() else 0)
                 if not os.access(place, mode):
                     os.write(wrote, os.fsencode(place))
                     break

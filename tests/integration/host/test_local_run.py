@@ -52,7 +52,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
     def command(self: LaunchPlan, service: str, name: str, module_and_arguments: list[str]) -> Command:
         real = original(self, service, name, module_and_arguments)
-        return Command([sys.executable, str(STAND_IN), service, *module_and_arguments[1:]], real.env, real.secret)
+        return Command(
+            [sys.executable, str(STAND_IN), service, *module_and_arguments[1:]], real.env, real.secret
+        )
 
     monkeypatch.setattr(LaunchPlan, "_command", command)
 

@@ -21,7 +21,7 @@ from leeway.tasks import TaskError, task_config
 
 SHARED = Path(__file__).parents[3] / "shared"
 SITE = next(path for path in sys.path if path.endswith("site-packages"))
-LOOK = '''
+LOOK = """
 import json, os, resource, signal
 
 def attempt(act):
@@ -52,7 +52,7 @@ def score(response):
     with open("seen.json", "w") as file:
         json.dump(seen, file)
     return 1.0
-'''
+"""
 OWNER = """
     import asyncio, os, sys
     from leeway.process import secret
@@ -73,7 +73,10 @@ def python_for(user: str) -> str | None:
     """A Python of this version that `user` can read, with the packages that rewards need."""
     places = [SHARED, Path(SITE)]
     for path in (sys.executable, "/usr/bin/python3"):
-        if Path(path).exists() and unreadable(pwd.getpwnam(user), [path, Path(path).resolve(), *places]) is None:
+        if (
+            Path(path).exists()
+            and unreadable(pwd.getpwnam(user), [path, Path(path).resolve(), *places]) is None
+        ):
             version = subprocess.run([path, "-V"], capture_output=True, text=True).stdout.split()[1]
             if tuple(version.split(".")[:2]) == platform.python_version_tuple()[:2]:
                 return path

@@ -1,4 +1,4 @@
-"""Rollouts that cannot be used or that somebody deleted: drawn again, and never in the way of the next start."""
+"""Rollouts that cannot be used or that somebody deleted: drawn again, and in the way of no later start."""
 
 from __future__ import annotations
 
