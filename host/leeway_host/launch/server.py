@@ -22,7 +22,7 @@ MAX_RESTARTS = 3
 
 @dataclass
 class RunServer:
-    """A connected server. `url`, `client`: its administrator's; `embedded`: None if the run did not start it."""
+    """A connected server, as its administrator; `embedded`: None if the run did not start it."""
 
     config: RedisConfig
     keys: Keys

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import redis
@@ -48,7 +49,7 @@ from leeway.streams import (
 )
 from leeway_trainer.assemble import Admission, AssemblyError, BatchAssembler, describe_slots
 from leeway_trainer.deletions import Deletions
-from leeway_trainer.rejects import check_attempts, move_aside, of_older_epoch
+from leeway_trainer.rejects import Note, check_attempts, move_aside, of_older_epoch
 
 log = logging.getLogger(__name__)
 POLL_S = 0.25
@@ -151,8 +152,8 @@ class Feed:
     def memory(self) -> Memory:
         """How full the server is."""
         what = "reading the memory use"
-        info: Any = retrying(lambda: self.client.info("memory"), budget_s=self.budget_s, what=what)
-        return Memory(int(info["used_memory"]), int(info.get("maxmemory", 0)))
+        found: Any = retrying(lambda: self.client.info("memory"), budget_s=self.budget_s, what=what)
+        return Memory(int(found["used_memory"]), int(found.get("maxmemory", 0)))
 
     def take(self) -> list[Rollout]:
         """The current batch, which is complete, in slot order; its entries stay pending until `durable`."""
@@ -224,16 +225,9 @@ class Feed:
     def _reject(self, entry: Entry, error: LeewayError) -> None:
         """Move a rollout aside. Raises StreamsLostError if it is awaited, RolloutsUnusable after several."""
         self._deletions.expect([entry.id])
-        move_aside(
-            self.client,
-            self.keys,
-            self.epoch,
-            entry,
-            batch=self.assembler.batch,
-            reason=str(error),
-            queue_ack=lambda pipe: self._rollouts.queue_ack(pipe, [entry.id]),
-            budget_s=self.budget_s,
-        )
+        note = Note(self.epoch, self.assembler.batch, str(error))
+        ack = partial(self._rollouts.queue_ack, ids=[entry.id])
+        move_aside(self.client, self.keys, entry, note, ack, budget_s=self.budget_s)
         self._rollouts.forget([entry.id])
         text = f"rollout {entry.id.decode()} was rejected and moved to {self.keys.rejected}: {error}"
         self.event("error", "rollout_rejected", text)

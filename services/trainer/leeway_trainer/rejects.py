@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import redis
@@ -41,28 +42,35 @@ def of_older_epoch(fields: Mapping[bytes, bytes], epoch: int) -> bool:
     return isinstance(found, int) and found < epoch
 
 
+@dataclass(frozen=True)
+class Note:
+    """Why a rollout was rejected, by the trainer of `epoch` while it waited for `batch`."""
+
+    epoch: int
+    batch: int
+    reason: str
+
+
 def move_aside(
     client: redis.Redis,
     keys: Keys,
-    epoch: int,
     entry: Entry,
-    *,
-    batch: int,
-    reason: str,
+    note: Note,
     queue_ack: Callable[[Any], None],
+    *,
     budget_s: float,
 ) -> None:
-    """Move a rollout to the stream `rejected`, as the trainer of `epoch` that works on `batch`.
+    """Move a rollout to the stream `rejected`; `queue_ack` queues its acknowledgement.
 
-    `queue_ack` queues its acknowledgement. Raises SupersededError, RedisUnavailable.
+    Raises SupersededError, RedisUnavailable.
     """
-    note = {b"batch": str(batch).encode(), b"epoch": str(epoch).encode(), b"reason": reason.encode()}
+    fields = {name.encode(): str(value).encode() for name, value in asdict(note).items()}
 
     def move(pipe: Any) -> None:
-        add_fields(pipe, keys.rejected, {**entry.fields, **note}, KEPT)
+        add_fields(pipe, keys.rejected, {**entry.fields, **fields}, KEPT)
         queue_ack(pipe)
 
-    write_in_epoch(client, keys, epoch, move, budget_s=budget_s, what="moving a rejected rollout aside")
+    write_in_epoch(client, keys, note.epoch, move, budget_s=budget_s, what="moving a rejected rollout aside")
 
 
 def check_attempts(client: redis.Redis, keys: Keys, batch: int, *, budget_s: float) -> None:
