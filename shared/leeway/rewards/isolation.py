@@ -134,25 +134,26 @@ def isolate(isolation: Isolation) -> None:
 
 def unreadable(user: pwd.struct_passwd, places: Iterable[str | Path]) -> Path | None:
     """The first of `places` that exists and that `user` cannot read, if any."""
-    child, wrote = os.pipe()
+    modes = {Path(place): os.R_OK | (os.X_OK if Path(place).is_dir() else 0) for place in places}
+    answer, wrote = os.pipe()
     pid = os.fork()
     if pid == 0:
+        found = b"?"  # whatever goes wrong in here counts as unreadable
         try:
             os.setgroups([])
             os.setgid(user.pw_gid)
             os.setuid(user.pw_uid)
-            for place in map(Path, places):
-                mode = os.R_OK | (os.X_OK if place.is_dir() else 0)
-                if not os.access(place, mode):
-                    os.write(wrote, os.fsencode(place))
-                    break
+            found = next(
+                (os.fsencode(path) for path, mode in modes.items() if not os.access(path, mode)), b""
+            )
         finally:
+            os.write(wrote, found)
             os._exit(0)
     os.close(wrote)
-    with os.fdopen(child, "rb") as answer:
-        found = answer.read()
+    with os.fdopen(answer, "rb") as file:
+        hidden = file.read()
     os.waitpid(pid, 0)
-    return Path(os.fsdecode(found)) if found else None
+    return Path(os.fsdecode(hidden)) if hidden else None
 
 
 def needed_places(config: TaskConfig) -> list[Path]:
