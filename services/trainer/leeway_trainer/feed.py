@@ -177,7 +177,8 @@ class Feed:
 
     def take_counts(self) -> dict[str, float]:
         """What was dropped since the last call."""
-        found = {TOKENS_VOIDED: float(self.tokens_voided), ROLLOUTS_DUPLICATES: float(self.duplicates)}
+        counts = {TOKENS_VOIDED: self.tokens_voided, ROLLOUTS_DUPLICATES: self.duplicates}
+        found = {str(name): float(count) for name, count in counts.items()}
         self.tokens_voided = self.duplicates = 0
         return found
 

@@ -66,7 +66,7 @@ def restrict_self() -> bool:
     try:
         rule = struct.pack("=Qi", handled, root)
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        return (
+        return bool(
             libc.syscall(ADD_RULE, ruleset, RULE_PATH_BENEATH, rule, 0) == 0
             and libc.syscall(RESTRICT_SELF, ruleset, 0) == 0
         )
@@ -158,8 +158,8 @@ def unreadable(user: pwd.struct_passwd, places: Iterable[str | Path]) -> Path | 
 
 def needed_places(config: TaskConfig) -> list[Path]:
     """What reward code needs to read: Python, what it imports, the task's files, the working directory."""
-    paths = [sys.executable, *sys.path, *config.files, Path.cwd()]
-    return [path for path in dict.fromkeys(map(Path, filter(None, paths))) if path.exists()]
+    paths = [*(Path(name) for name in (sys.executable, *sys.path) if name), *config.files, Path.cwd()]
+    return [path for path in dict.fromkeys(paths) if path.exists()]
 
 
 def change_user(user: pwd.struct_passwd) -> None:
