@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from values import OWNED, QUANTITY, RUN, ChartValues
 
 from leeway.config import RunConfig
+from leeway_host.acl import SERVICES, build_acl
 
 HERE = Path(__file__).parent
 CHART = HERE.parent / "leeway"
@@ -205,6 +206,13 @@ def build_defaults() -> str:
     return "\n".join([head, *lines]) + "\n"
 
 
+def build_users() -> str:
+    """files/users.yaml: the rules of each service's user on the bundled server, for the run RUN."""
+    rules = {service: " ".join(build_acl(service, "RUN")) for service in SERVICES}
+    head = "# Rules of the users of the bundled Redis, written by `make chart` from host/leeway_host/acl.py."
+    return f"{head}\n{yaml.safe_dump(rules, width=10_000, sort_keys=False)}"
+
+
 def build_readme() -> str:
     """The chart's README: charts/schema/readme.md followed by the tables."""
     parts = [(HERE / "readme.md").read_text(encoding="utf-8").rstrip(), ""]
@@ -229,6 +237,7 @@ def main() -> int:
         "values.yaml": build_values(),
         "README.md": build_readme(),
         "files/defaults.yaml": build_defaults(),
+        "files/users.yaml": build_users(),
         "files/demo.yaml": yaml.safe_dump(RUN, sort_keys=False),
     }
     stale = [

@@ -223,12 +223,23 @@ class Controller(Component):
     """How long a leader that does not renew its Lease keeps it, in seconds."""
 
 
+class ServicePasswords(Values):
+    """Keys of the passwords of the services' users."""
+
+    controller: str = Field(default="controller-password", min_length=1)
+    trainer: str = Field(default="trainer-password", min_length=1)
+    sampler: str = Field(default="sampler-password", min_length=1)
+
+
 class Password(Values):
-    """Password of the bundled server."""
+    """Passwords of the bundled server: of its administrator, and of a user per service."""
 
     existingSecret: str = ""
-    """If empty, a password is generated at installation and kept; `helm template` cannot keep one."""
+    """If empty, passwords are generated at installation and kept; `helm template` cannot keep them. Otherwise
+    a secret with the keys below."""
     key: str = "redis-password"
+    """Key of the administrator's password, which no pod of the run has."""
+    services: ServicePasswords = ServicePasswords()
 
 
 class Redis(Component):
@@ -406,7 +417,11 @@ OWNED = {
         "maxmemory_mib": "redis.maxmemoryMiB",
         "appendonly": "the chart",
     },
-    "telemetry": {"metrics_port": "telemetry.metricsPort", "otlp_endpoint": "telemetry.otlp.endpoint"},
+    "telemetry": {
+        "metrics_host": "the chart",
+        "metrics_port": "telemetry.metricsPort",
+        "otlp_endpoint": "telemetry.otlp.endpoint",
+    },
     "output": {"dir": "trainer.persistence"},
 }
 """Keys of RunConfig that the chart sets itself, and what to use instead."""

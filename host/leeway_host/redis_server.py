@@ -8,6 +8,8 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 
@@ -72,6 +74,24 @@ class EmbeddedRedis:
         self.appendonly = appendonly
         self._dir = tempfile.TemporaryDirectory(prefix="leeway-redis-", ignore_cleanup_errors=True)
         self._process: subprocess.Popen[bytes] | None = None
+        self._users: dict[str, tuple[str, list[str]]] = {}
+        """Name -> password and rules."""
+
+    def add_user(self, name: str, rules: Sequence[str]) -> str:
+        """The URL for a user with these rules (of ACL SETUSER); the user outlives restarts of the server.
+
+        The password is generated, and the server knows its digest only.
+        """
+        if name not in self._users:
+            self._users[name] = secrets.token_urlsafe(24), list(rules)
+            if self._process is not None:
+                with redis.Redis.from_url(self.url) as client:
+                    client.execute_command("ACL", "SETUSER", *self._user_words(name))
+        return f"redis://{name}:{self._users[name][0]}@127.0.0.1:{self.port}/0"
+
+    def _user_words(self, name: str) -> list[str]:
+        password, rules = self._users[name]
+        return [name, "reset", "on", f"#{sha256(password.encode()).hexdigest()}", *rules]
 
     @property
     def url(self) -> str:
@@ -103,6 +123,7 @@ class EmbeddedRedis:
             # A full weight version is written faster than a replica reads it.
             "client-output-buffer-limit replica 0 0 0",
             "repl-diskless-sync-delay 0",
+            *(" ".join(["user", *self._user_words(name)]) for name in self._users),
         ]
         if self.primary is not None:
             lines += [f"replicaof 127.0.0.1 {self.primary.port}", f"masterauth {self.password}"]

@@ -37,7 +37,9 @@ def service_parser(name: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {name}", description=description)
     parser.add_argument("--config", required=True, help="resolved configuration of the run (YAML)")
     parser.add_argument("--run", required=True, help="name of the run in Redis")
-    parser.add_argument("--redis", required=True, help="redis://:password@host:port/db, or env:NAME")
+    parser.add_argument(
+        "--redis", required=True, help="redis://:password@host:port/db, env:NAME, or - for standard input"
+    )
     parser.add_argument("--metrics-port", type=int, help="port of /metrics (default: telemetry.metrics_port)")
     parser.add_argument("--model", help="model directory (default: model.name of the configuration)")
     return parser
@@ -100,11 +102,18 @@ def freeze_heap() -> None:
 
 
 def secret(value: str) -> str:
-    """`env:NAME` is replaced by the environment variable NAME, so that no secret appears in a process list.
+    """What `value` stands for, so that no secret appears in a process list.
 
-    A URL in NAME without a password gets the one in PASSWORD_ENV, percent-encoded. Both variables are
-    removed, also from /proc/PID/environ, where reward code could read them; later calls know the value.
+    `-` is the first line of standard input: the launcher's way, which leaves nothing in an environment, also
+    not in that of torchrun. `env:NAME` is the environment variable NAME, for containers. A URL in NAME
+    without a password gets the one in PASSWORD_ENV, percent-encoded. Both variables are removed, also from
+    /proc/PID/environ, where reward code could read them. Later calls know the value; anything else is
+    returned as it is.
     """
+    if value == "-":
+        if value not in _secrets:
+            _secrets[value] = sys.stdin.readline().rstrip("\n")
+        return _secrets[value]
     name = value.removeprefix("env:")
     if name == value:
         return value

@@ -1,17 +1,21 @@
-"""The hash `samplers`: each sampler writes its status there, everybody else reads it here.
+"""The samplers' statuses: each sampler writes its own key, everybody else reads them here.
 
-An entry is a heartbeat as well: a sampler whose entry is older than `sync.ticket_idle_s` counts as lost.
+    samplers          set of names that were written since the controller last tidied up
+    samplers:<name>   the status of one sampler, as JSON
+
+A key per sampler lets the server's permissions keep a sampler from writing another one's status. A status is
+a heartbeat as well: a sampler whose status is older than `sync.ticket_idle_s` counts as lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import redis
 
 from leeway.incarnations import queue_register
-from leeway.messages import SamplerStatus, decode_status, encode_status
+from leeway.messages import MessageError, SamplerStatus, decode_status, encode_status
 from leeway.streams import Keys, retrying, set_clock
 
 FULL = ".full"
@@ -28,7 +32,8 @@ def write_status(
     raw = encode_status(status)
 
     def write(pipe: Any) -> None:
-        pipe.hset(keys.samplers, status.sampler, raw)
+        pipe.set(keys.sampler(status.sampler), raw)
+        pipe.sadd(keys.samplers, status.sampler)  # each time: whoever tidies up may have been quicker
         if holder:
             queue_register(pipe, keys, holder)
 
@@ -37,27 +42,59 @@ def write_status(
 
 def read_statuses(client: redis.Redis, keys: Keys, *, budget_s: float) -> list[SamplerStatus]:
     """The statuses of all samplers, silent ones included, by name. Raises MessageError, RedisUnavailable."""
-    raw = _with_clock(client, lambda pipe: pipe.hgetall(keys.samplers), budget_s, "reading samplers")
-    return sorted((decode_status(value) for value in raw.values()), key=lambda status: status.sampler)
+    found = _read(client, keys, budget_s)
+    return [_decode(name, raw) for name, raw in sorted(found.items()) if raw is not None]
 
 
-def _with_clock(client: redis.Redis, queue: Callable[[Any], None], budget_s: float, what: str) -> Any:
-    """The result of the first command that `queue` puts on a pipeline; sets the clock to the server's."""
+def _read(client: redis.Redis, keys: Keys, budget_s: float) -> dict[str, bytes | None]:
+    """Name -> status as it is stored; None for a sampler that has left."""
+    (listed,) = _with_clock(client, lambda pipe: pipe.smembers(keys.samplers), budget_s, "reading samplers")
+    names = [name.decode() for name in listed]
+    if not names:
+        return {}
+    raws = retrying(
+        lambda: client.mget([keys.sampler(name) for name in names]),
+        budget_s=budget_s,
+        what="reading heartbeats",
+    )
+    return dict(zip(names, cast(Any, raws), strict=True))
 
-    def execute() -> Any:
+
+def _decode(name: str, raw: bytes) -> SamplerStatus:
+    status = decode_status(raw)
+    if status.sampler != name:
+        raise MessageError(f"sampler status: the status of {name!r} names sampler {status.sampler!r}")
+    return status
+
+
+def _with_clock(client: redis.Redis, queue: Callable[[Any], None], budget_s: float, what: str) -> list[Any]:
+    """The results of the commands that `queue` puts on a pipeline; sets the clock to the server's."""
+
+    def execute() -> list[Any]:
         with client.pipeline(transaction=False) as pipe:
             queue(pipe)
             pipe.time()
             *results, server_time = pipe.execute()
         set_clock(server_time)
-        return results[0]
+        return results
 
     return retrying(execute, budget_s=budget_s, what=what)
 
 
 def remove_status(client: redis.Redis, keys: Keys, sampler: str, *, budget_s: float) -> None:
-    """Remove the entry of a sampler that leaves or is lost. Raises RedisUnavailable."""
-    retrying(lambda: client.hdel(keys.samplers, sampler), budget_s=budget_s, what="removing a sampler")
+    """Remove the status of a sampler that leaves or is lost. Raises RedisUnavailable."""
+    retrying(lambda: client.delete(keys.sampler(sampler)), budget_s=budget_s, what="removing a sampler")
+
+
+def forget_samplers(client: redis.Redis, keys: Keys, *, budget_s: float) -> list[str]:
+    """Remove the names of samplers that have left, which a sampler may not do itself; returns the names.
+
+    Raises RedisUnavailable.
+    """
+    gone = sorted(name for name, raw in _read(client, keys, budget_s).items() if raw is None)
+    if gone:
+        retrying(lambda: client.srem(keys.samplers, *gone), budget_s=budget_s, what="forgetting samplers")
+    return gone
 
 
 def split_live(

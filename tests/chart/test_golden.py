@@ -152,11 +152,13 @@ def test_bundled_redis() -> None:
     server = workloads(docs)["redis"]
     assert container(server)["resources"]["limits"]["memory"] == "1536Mi"
     assert container(server)["image"] == "docker.io/library/redis:7.2-bookworm"
-    assert len(pick(docs, "Secret", "-redis")["data"]["redis-password"]) >= 32
-    where = environment(workloads(docs)["sampler"])
-    assert where["LEEWAY_REDIS_URL"] == "redis://demo-leeway-redis:6379/0"
-    key = {"name": "demo-leeway-redis", "key": "redis-password"}
-    assert where["LEEWAY_REDIS_PASSWORD"] == {"secretKeyRef": key}
+    passwords = pick(docs, "Secret", "-redis")["data"]
+    assert len(set(passwords.values())) == 4 and all(len(value) >= 32 for value in passwords.values())
+    for part in ("sampler", "trainer", "controller"):
+        where = environment(workloads(docs)[part])
+        assert where["LEEWAY_REDIS_URL"] == f"redis://leeway-{part}@demo-leeway-redis:6379/0"
+        key = {"name": "demo-leeway-redis", "key": f"{part}-password"}
+        assert where["LEEWAY_REDIS_PASSWORD"] == {"secretKeyRef": key}
 
 
 def test_external_redis() -> None:
@@ -182,12 +184,13 @@ def test_autoscalers_leave_the_number_alone() -> None:
     trigger = scaled["triggers"][0]
     assert trigger["type"] == "redis-streams"
     assert trigger["metadata"] == {
+        "username": "leeway-controller",
         "address": "demo-leeway-redis.rl:6379",
         "stream": "leeway:{rl.demo}:tickets",
         "streamLength": "256",
     }
     secret = pick(keda, "TriggerAuthentication")["spec"]["secretTargetRef"][0]
-    assert secret == {"parameter": "password", "name": "demo-leeway-redis", "key": "redis-password"}
+    assert secret == {"parameter": "password", "name": "demo-leeway-redis", "key": "controller-password"}
     hpa = render(
         sampler__autoscaling__enabled=True,
         sampler__autoscaling__kind="hpa",

@@ -44,8 +44,8 @@ def template(binary: str, chart: Path, *args: str) -> str:
     done = helm(binary, "template", "demo", str(chart), *args)
     assert not GO_ERRORS.search(done.stderr), done.stderr
     assert done.returncode == 0, done.stderr
-    # The password is generated anew each time.
-    return re.sub(r"redis-password: \S+=", "redis-password: x", done.stdout)
+    # The passwords are generated anew each time.
+    return re.sub(r"-password: \S+=", "-password: x", done.stdout)
 
 
 @cache

@@ -17,6 +17,7 @@ from leeway.checks.board import FILE_NAME, dump_records, load_records, post_reje
 from leeway.config.load import dump_config
 from leeway.errors import UsageError
 from leeway.messages import Event, EventHeader, Probe, SamplerStatus, decode
+from leeway.statuses import write_status
 from leeway.streams import ROLLOUTS_GROUP, Consumer, Keys, Tail, add_fields, now
 from leeway.weights import WeightManifest
 from leeway_controller.check_feed import CheckFeed
@@ -136,7 +137,7 @@ def answering_sampler(client: redis.Redis, keys: Keys) -> Iterator[None]:
         while not stop.wait(0.05):
             asked = int(client.get(keys.probe) or 0)  # type: ignore[arg-type]
             status = SamplerStatus(sampler="s", heartbeat=now(), probe=Probe(request=asked, dof=3, chi2=2.0))
-            client.hset(keys.samplers, "s", status.model_dump_json())
+            write_status(client, keys, status, budget_s=5)
 
     thread = threading.Thread(target=answer)
     thread.start()

@@ -24,7 +24,7 @@ from leeway.messages import (
     VerdictHeader,
     decode,
 )
-from leeway.statuses import FULL, write_status
+from leeway.statuses import FULL, read_statuses, write_status
 from leeway.streams import MANUAL_FIELD, TICKETS_GROUP, Consumer, Keys, Tail, append, now
 from leeway.weights import publish_weights
 from leeway_controller import reports
@@ -303,14 +303,14 @@ def test_a_silent_sampler_holds_nothing_up(client: redis.Redis, keys: Keys) -> N
     play.beat("dead", -1, ago=60)
     play.beat("a", 1)
     assert play.batches() == [(0, 1), (1, 1)]
-    assert client.hkeys(keys.samplers) == [b"a"]
+    assert [s.sampler for s in read_statuses(client, keys, budget_s=5)] == ["a"]
     assert "sampler_lost" in play.events()
 
 
 def test_a_manual_resync_is_obeyed_once(client: redis.Redis, keys: Keys) -> None:
     play = Play(client, keys)
     play.started()
-    client.hset(keys.state, MANUAL_FIELD, "1")
+    client.hset(keys.requests, MANUAL_FIELD, "1")
     play.report("step", 0, 1)
     assert [v.reason for v in play.verdicts()] == ["manual"]
     play.publish(2, 1)

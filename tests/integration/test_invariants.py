@@ -156,7 +156,7 @@ class Run(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(SAMPLERS))
     def sampler_dies(self, name: str) -> None:
-        self.client.hdel(self.keys.samplers, name)  # which the controller does when it falls silent
+        self.client.delete(self.keys.sampler(name))  # which the controller does when it falls silent
         self.samplers[name] = PlayedSampler(self.client, self.keys, name)
 
     # -- trainer ---------------------------------------------------------------------------------------

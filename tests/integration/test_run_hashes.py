@@ -11,9 +11,9 @@ import redis
 from leeway.config.identity import identify
 from leeway.config.load import build_config
 from leeway.events import EventTail, EventWriter, read_recent_events
-from leeway.messages import MessageError, SamplerStatus
+from leeway.messages import MessageError, SamplerStatus, encode_status
 from leeway.run_state import RunState
-from leeway.statuses import read_statuses, remove_status, split_live, write_status
+from leeway.statuses import forget_samplers, read_statuses, remove_status, split_live, write_status
 from leeway.streams import STATE_FIELD, Keys, connect, now, set_clock
 from leeway_controller.state import ControllerState
 from leeway_controller.store import StateStore
@@ -36,7 +36,12 @@ def test_statuses_are_read_as_they_were_written(client: redis.Redis, keys: Keys)
     assert read_statuses(client, keys, budget_s=5) == written
     remove_status(client, keys, "a", budget_s=5)
     assert read_statuses(client, keys, budget_s=5) == written[1:]
-    client.hset(keys.samplers, "c", "{}")
+    assert forget_samplers(client, keys, budget_s=5) == ["a"]
+    assert client.smembers(keys.samplers) == {b"b"}
+    client.set(keys.sampler("b"), encode_status(status("a")))
+    with pytest.raises(MessageError, match="the status of 'b' names sampler 'a'"):
+        read_statuses(client, keys, budget_s=5)
+    client.set(keys.sampler("b"), "{}")
     with pytest.raises(MessageError, match="sampler status: "):
         read_statuses(client, keys, budget_s=5)
 

@@ -13,7 +13,18 @@ import pytest
 import redis
 
 from leeway.messages import Event, EventHeader, decode
-from leeway.streams import Consumer, Keys, RedisRefused, RedisUnavailable, Tail, append, connect, retrying
+from leeway.streams import (
+    TICKETS_GROUP,
+    Consumer,
+    Keys,
+    RedisRefused,
+    RedisUnavailable,
+    Tail,
+    append,
+    connect,
+    remove_idle_consumers,
+    retrying,
+)
 from leeway.streams.consumer import PAGE
 from leeway_host.redis_server import EmbeddedRedis
 
@@ -82,9 +93,6 @@ def test_what_is_taken_over_is_known_by_its_owner(client: redis.Redis, keys: Key
     taken = c.claim(ids, 0.2, lambda pipe: pipe.set(keys.key("note"), "x"))
     assert texts(taken) == ["w", "x", "y"]
     assert client.get(keys.key("note")) == b"x"
-    c.remove("a")
-    c.remove("b")  # has one entry: stays
-    assert c.others() == ["b"]
 
 
 def test_a_lost_group_comes_back(client: redis.Redis, keys: Keys) -> None:
@@ -312,3 +320,30 @@ def test_other_errors_are_not_retried(client: redis.Redis) -> None:
     client.set("text", "x")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         retrying(lambda: client.xlen("text"), budget_s=5, what="test")
+
+
+def test_consumers_that_have_left_are_removed(client: redis.Redis, keys: Keys) -> None:
+    left, busy, silent, kept = (
+        Consumer(client, keys.tickets, TICKETS_GROUP, name, budget_s=5)
+        for name in ("left", "busy", "silent", "kept")
+    )
+    for consumer in (left, busy, silent, kept):
+        client.xadd(keys.tickets, {"x": "1"})
+        (entry,) = consumer.read(1, 0)
+        if consumer is not silent:
+            consumer.ack([entry.id])
+    time.sleep(0.2)
+    busy.read(1, 0)
+
+    def remove(kept: set[str]) -> int:
+        return remove_idle_consumers(client, keys.tickets, TICKETS_GROUP, kept, idle_s=0.1, budget_s=5)
+
+    def names() -> set[bytes]:
+        found: Any = client.xinfo_consumers(keys.tickets, TICKETS_GROUP)
+        return {consumer["name"] for consumer in found}
+
+    before = names()
+    assert remove({"kept", "busy"}) == 0
+    assert before - names() == {b"left"}
+    assert [entry.again for entry in kept.claim_stale(0.0, 10)] == [True], "what is pending was left alone"
+    assert remove_idle_consumers(client, keys.key("none"), "none", (), idle_s=0, budget_s=5) == 0

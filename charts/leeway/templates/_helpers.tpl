@@ -105,7 +105,7 @@ annotations:
 {{- $_ := set $sampler "tensor_parallel_size" (max 1 (int .Values.sampler.gpus)) -}}
 {{- end -}}
 {{- $ranks := mul (int .Values.trainer.replicas) (int (include "leeway.processes" .)) -}}
-{{- $own := dict "sampler" $sampler "trainer" (dict "ranks" $ranks) -}}
+{{- $own := dict "sampler" $sampler "trainer" (dict "ranks" $ranks) "telemetry" (dict "metrics_host" "0.0.0.0") -}}
 {{- toYaml (mustMergeOverwrite $run $own) -}}
 {{- end }}
 
@@ -114,12 +114,12 @@ annotations:
 {{- $root := .root -}}
 {{- if $root.Values.redis.enabled }}
 - name: LEEWAY_REDIS_URL
-  value: redis://{{ include "leeway.name" (dict "root" $root "name" "redis") }}:6379/0
+  value: redis://leeway-{{ .name }}@{{ include "leeway.name" (dict "root" $root "name" "redis") }}:6379/0
 - name: LEEWAY_REDIS_PASSWORD
   valueFrom:
     secretKeyRef:
       name: {{ include "leeway.redisSecret" $root }}
-      key: {{ $root.Values.redis.auth.key }}
+      key: {{ index $root.Values.redis.auth.services .name }}
 {{- else }}
 {{- $redis := $root.Values.externalRedis }}
 {{- $user := index $redis.users .name }}

@@ -18,7 +18,7 @@ from leeway.messages import SamplerStatus
 from leeway.statuses import read_statuses
 from leeway.streams import Keys, connect
 from leeway.weights import WeightManifest
-from leeway_host.bench.common import URL_ENV, BenchError, Row, Weights, publish
+from leeway_host.bench.common import BenchError, Row, Weights, publish
 from leeway_host.launch.services import Service, kill_all
 from leeway_host.redis_server import EmbeddedRedis
 
@@ -49,12 +49,12 @@ def measure_samplers(
     keys = Keys(f"bench-{count}")
     names = [f"s{number}" for number in range(count)]
     argv = [sys.executable, "-m", "leeway_sampler", "--config", str(path), "--run", keys.run]
-    argv += ["--redis", f"env:{URL_ENV}", "--model", str(model)]
+    argv += ["--redis", "-", "--model", str(model)]
     with ExitStack() as stack:
         server = stack.enter_context(EmbeddedRedis(maxmemory_mib=mib))
         client = connect(server.url)
         services = [
-            Service(name, [*argv, "--id", name], directory / f"{count}-{name}.log", {URL_ENV: server.url})
+            Service(name, [*argv, "--id", name], directory / f"{count}-{name}.log", {}, secret=server.url)
             for name in names
         ]
         stack.callback(kill_all, services)

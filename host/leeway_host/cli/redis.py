@@ -14,6 +14,6 @@ def acl(
     run_id: Annotated[str, typer.Option("--run", help="Name of the run, or a glob of names.")] = "*",
 ) -> None:
     """Print users for the server's aclfile, one per service; replace the placeholders with passwords."""
-    from leeway_host.acl import SERVICES, acl_file
+    from leeway_host.acl import USERS, acl_file
 
-    typer.echo(acl_file({name: f"{name.upper()}_PASSWORD" for name in SERVICES}, run_id), nl=False)
+    typer.echo(acl_file({name: f"{name.upper()}_PASSWORD" for name in USERS}, run_id), nl=False)

@@ -54,8 +54,8 @@ def resync(
 
     client, keys = connect_to_run(redis, run_id)
     if keyframe:
-        client.hset(keys.state, KEYFRAME_FIELD, "1")
-    client.hset(keys.state, MANUAL_FIELD, "1")
+        client.hset(keys.requests, KEYFRAME_FIELD, "1")
+    client.hset(keys.requests, MANUAL_FIELD, "1")
     typer.echo("the samplers get new weights after the next step report")
 
 
@@ -81,5 +81,5 @@ def scale_samplers(
 
     assert target.run is not None and target.redis is not None
     client, keys = connect_to_run(target.redis, target.run)
-    client.hset(keys.state, SCALE_FIELD, str(count))
+    client.hset(keys.requests, SCALE_FIELD, str(count))
     typer.echo(f"requested {count} samplers")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from leeway.config import RunConfig
 
-REDIS_ENV = "LEEWAY_REDIS_URL"
-"""Services read the server's URL from the environment, so that no password appears in a process list."""
 SERVICES_CONFIG = ".services.yaml"
 """The configuration file that services read; it becomes DIR/config.yaml once the trainer has started."""
 SERVICE_ENV = {
@@ -30,12 +29,17 @@ CONTROLLER, TRAINER, FIRST_SAMPLER = 0, 1, 2
 """Offsets of the services' ports from telemetry.metrics_port."""
 
 
+UrlOf = Callable[[str, str], str]
+"""(service, name of the process) -> URL of the server with the process's user."""
+
+
 @dataclass(frozen=True)
 class Command:
-    """Arguments and additional environment variables of a process."""
+    """Arguments and additional environment variables of a process, and what it reads from standard input."""
 
     argv: list[str]
     env: dict[str, str]
+    secret: str
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,11 @@ class LaunchPlan:
     config: RunConfig
     out: Path
     run_id: str
-    redis_url: str
+    url_of: UrlOf
     model: Path
 
     def controller(self) -> Command:
-        return self._command("controller", ["leeway_controller", *self._common(CONTROLLER)])
+        return self._command("controller", "controller", ["leeway_controller", *self._common(CONTROLLER)])
 
     def trainer(self) -> Command:
         module, ranks = ["leeway_trainer"], self.config.trainer.ranks
@@ -57,28 +61,28 @@ class LaunchPlan:
             torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
             # Without `--`, torchrun takes our --run for its own --run-path.
             module = [*torchrun, "--", "leeway_trainer"]
-        return self._command("trainer", [*module, *self._common(TRAINER), "--out", str(self.out)])
+        return self._command("trainer", "trainer", [*module, *self._common(TRAINER), "--out", str(self.out)])
 
     def sampler(self, index: int) -> Command:
         """Sampler number `index`, from 0; its id is `sampler-<index>`."""
         first = self.config.sampler.http_port
-        own = ["--id", f"sampler-{index}", "--port", str(first + index if first else 0)]
-        return self._command("sampler", ["leeway_sampler", *self._common(FIRST_SAMPLER + index), *own])
+        name = f"sampler-{index}"
+        own = ["--id", name, "--port", str(first + index if first else 0)]
+        return self._command("sampler", name, ["leeway_sampler", *self._common(FIRST_SAMPLER + index), *own])
 
     def _common(self, port_offset: int) -> list[str]:
         first = self.config.telemetry.metrics_port
         return [
             *("--config", str(self.out / SERVICES_CONFIG)),
             *("--run", self.run_id),
-            *("--redis", f"env:{REDIS_ENV}"),
+            *("--redis", "-"),
             *("--model", str(self.model)),
             # All services of this machine share one configuration, so each is given its own port.
             *("--metrics-port", str(first + port_offset if first else 0)),
         ]
 
-    def _command(self, service: str, module_and_arguments: list[str]) -> Command:
-        urls: dict[str, str] = {str(name): url for name, url in self.config.redis.service_urls.items()}
+    def _command(self, service: str, name: str, module_and_arguments: list[str]) -> Command:
         quiet = {} if self.config.telemetry.log_level == "DEBUG" else QUIET_ENV
         unset = {name: value for name, value in quiet.items() if name not in os.environ}
-        env = {**unset, **SERVICE_ENV, REDIS_ENV: urls.get(service, self.redis_url)}
-        return Command([sys.executable, "-m", *module_and_arguments], env)
+        argv = [sys.executable, "-m", *module_and_arguments]
+        return Command(argv, {**unset, **SERVICE_ENV}, self.url_of(service, name))

@@ -101,7 +101,8 @@ class Fleet:
 
     def _service(self, name: str, command: Command, max_restarts: int) -> Service:
         log = self.plan.out / "logs" / f"{name}.log"
-        return Service(name, command.argv, log, command.env, max(max_restarts, self.min_restarts))
+        restarts = max(max_restarts, self.min_restarts)
+        return Service(name, command.argv, log, command.env, restarts, command.secret)
 
     def _resume_trainer(self) -> bool:
         """Have the trainer's next start continue from the last checkpoint; False when there is none."""

@@ -32,6 +32,7 @@ from leeway.diagnose import describe_tickets, is_stalled
 from leeway.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_STALLED, LeewayError, StalledError
 from leeway.messages import ReportHeader
 from leeway.streams import Keys, RedisUnavailable
+from leeway_host.acl import OPERATOR
 from leeway_host.launch.address import RunAddress, published
 from leeway_host.launch.checks import CheckFile
 from leeway_host.launch.claims import check_checkpoint, check_ports, claimed, only_export_is_left
@@ -150,12 +151,14 @@ class LocalRun:
         self.redis: RunServer = stack.enter_context(run_server(self.config, self.keys, self.view.note))
         self.checks = CheckFile(self.redis.client, self.keys, self.out)
         stack.callback(self.checks.close)
-        stack.enter_context(published(self.out, RunAddress(self.run_id, self.redis.url)))
+        stack.enter_context(
+            published(self.out, RunAddress(self.run_id, self.redis.url_of(OPERATOR, OPERATOR)))
+        )
         model = self.prepare_model()
         self.stop.immediate = False
 
         write_atomic(self.out / SERVICES_CONFIG, dump_config(self.config))
-        plan = LaunchPlan(self.config, self.out, self.run_id, self.redis.url, model)
+        plan = LaunchPlan(self.config, self.out, self.run_id, self.redis.url_of, model)
         self.fleet = Fleet(plan, self.view.note, resume=self.resume, min_restarts=self.min_restarts)
         processes.callback(self.fleet.stop, FAILURE_GRACE_S)
         self.fleet.start()
@@ -234,7 +237,7 @@ class LocalRun:
         Controller and trainer watch the run and each other; this covers the case that both hang.
         """
         limit, start_s = self.config.sync.stall_timeout_s, self.config.sampler.start_timeout_s
-        if not self.recorder.rows:
+        if not self.recorder.steps:
             limit = max(limit, start_s)
         client = self.redis.client
         if is_stalled(client, self.keys, silent_s, 2 * limit, start_s):

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from leeway.checkpoints.disk import sync
 from leeway.config import RunConfig
 from leeway.messages import ReportHeader, SamplerStatus, VerdictHeader
 from leeway.metrics import all_metrics
@@ -24,10 +25,12 @@ SUMMARY_FILE = "summary.json"
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace a file atomically, so that a reader never sees a partial one."""
+    """Replace a file in one rename, so that neither a reader nor a crash ever leaves a partial one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
+    sync(temporary)
     temporary.replace(path)
+    sync(path.parent)
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -77,8 +80,9 @@ class Recorder:
     def __init__(self, out: Path, config: RunConfig, run_id: str = "") -> None:
         self.out, self.config, self.run_id = out, config, run_id
         self.samplers = SamplerTotals()
-        self.rows = read_rows(self.metrics_path)
-        self._before = _read_summary(out / SUMMARY_FILE) if self.rows else {}
+        self.steps = len(self.rows)
+        """Number of rows; they are in the file only, because a run may have many."""
+        self._before = _read_summary(out / SUMMARY_FILE) if self.steps else {}
         self.started_at = time.monotonic()
         self.check_counts: dict[str, int] = {}
         """Number of infrastructure checks by their worst status so far, as metrics of a step."""
@@ -90,11 +94,17 @@ class Recorder:
     def metrics_path(self) -> Path:
         return self.out / "metrics.jsonl"
 
+    @property
+    def rows(self) -> list[Row]:
+        """The rows written so far, read from the file."""
+        return read_rows(self.metrics_path)
+
     def started(self, next_step: int) -> None:
         """The trainer (re)started before batch `next_step`: drop the rows of the steps it trains again."""
         self._pending = None
-        self.rows = [row for row in self.rows if row["step"] < next_step]
-        write_atomic(self.metrics_path, "".join(json.dumps(row) + "\n" for row in self.rows))
+        rows = [row for row in self.rows if row["step"] < next_step]
+        self.steps = len(rows)
+        write_atomic(self.metrics_path, "".join(json.dumps(row) + "\n" for row in rows))
 
     def step(self, report: ReportHeader) -> None:
         """A step was trained; its row is written with its verdict, and without one before the next step."""
@@ -126,9 +136,11 @@ class Recorder:
         """Write the pending row, if any, and return it."""
         row, self._pending = self._pending, None
         if row is not None:
-            self.rows.append(row)
+            self.steps += 1
             with self.metrics_path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
         return row
 
     def summary(self, status: str, error: str | None = None, reason: Reason | None = None) -> dict[str, Any]:

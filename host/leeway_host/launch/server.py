@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import redis
 
 from leeway.config import RunConfig
+from leeway.config.redis import RedisConfig
 from leeway.errors import UsageError
 from leeway.streams import Keys, RedisUnavailable, client_name, connect
+from leeway_host.acl import build_acl, user_name
 from leeway_host.launch.failures import SERVER, RunFailed
 from leeway_host.launch.reasons import describe_exit
 from leeway_host.redis_server import EmbeddedRedis
@@ -20,13 +22,26 @@ MAX_RESTARTS = 3
 
 @dataclass
 class RunServer:
-    """A connected server. `embedded` is None for a server that the run did not start."""
+    """A connected server, as its administrator; `embedded`: None if the run did not start it."""
 
+    config: RedisConfig
+    keys: Keys
     url: str
     client: redis.Redis
     embedded: EmbeddedRedis | None
     note: Callable[[str], None]
     restarts: int = 0
+
+    def url_of(self, service: str, name: str) -> str:
+        """The URL with the user of a process: `service` says what it may do, `name` who it is.
+
+        The run's own server has a user for each process. On another server there are those of
+        redis.service_urls.
+        """
+        if self.embedded is None:
+            urls: dict[str, str] = {str(key): url for key, url in self.config.service_urls.items()}
+            return urls.get(service, self.url)
+        return self.embedded.add_user(user_name(name), build_acl(service, self.keys.run, name))
 
     def keep_alive(self) -> None:
         """Restart the embedded server if it has ended. Raises RunFailed when that happened too often."""
@@ -60,7 +75,7 @@ def run_server(config: RunConfig, keys: Keys, note: Callable[[str], None]) -> It
         stack.callback(client.close)
         if embedded is None:
             stack.callback(_delete_keys, client, keys, note)
-        yield RunServer(url, client, embedded, note)
+        yield RunServer(settings, keys, url, client, embedded, note)
 
 
 def _connect(config: RunConfig, url: str, keys: Keys) -> redis.Redis:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -16,16 +17,30 @@ from leeway.process import die_with_parent
 LOG_BYTES = 65536
 
 
+def without_addresses(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` without the variables that may hold a server's URL or password."""
+    return {name: value for name, value in environ.items() if not name.startswith("LEEWAY_REDIS_")}
+
+
 class Service:
     """A child process that can be restarted. It must be started from the main thread (see `start`).
 
     stopped -> start -> running -> (exits | terminate | kill) -> stopped
+
+    `secret` is written to the process's standard input, as one line.
     """
 
     def __init__(
-        self, name: str, argv: Sequence[str], log_path: Path, env: Mapping[str, str], max_restarts: int = 0
+        self,
+        name: str,
+        argv: Sequence[str],
+        log_path: Path,
+        env: Mapping[str, str],
+        max_restarts: int = 0,
+        secret: str = "",
     ) -> None:
         self.name, self.argv, self.log_path, self.env = name, list(argv), log_path, dict(env)
+        self._secret = secret
         self.max_restarts = max_restarts
         self.restarts = 0
         self._log_start = 0
@@ -38,13 +53,16 @@ class Service:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
                 self.argv,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **self.env},
+                env={**without_addresses(os.environ), **self.env},
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError), self._process.stdin as pipe:  # it may have ended already
+            pipe.write(f"{self._secret}\n".encode())
 
     @property
     def pid(self) -> int | None:

@@ -80,7 +80,7 @@ class Follower:
     def wanted_samplers(self, default: int) -> int:
         """The number that `leeway scale samplers` asked for last, `default` if it never did."""
         raw: Any = retrying(
-            lambda: self.client.hget(self.keys.state, SCALE_FIELD),
+            lambda: self.client.hget(self.keys.requests, SCALE_FIELD),
             budget_s=self.budget_s,
             what="reading the scale",
         )
@@ -88,7 +88,7 @@ class Follower:
 
     def describe(self) -> str:
         """What the run is doing, in a few words."""
-        if self.recorder.rows:
+        if self.recorder.steps:
             inflight = sum(status.inflight for status in self.statuses)
             return f"training; {len(self.statuses)} samplers, {inflight} in flight"
         if any(status.ready for status in self.statuses):

@@ -49,17 +49,17 @@ FIELDS: Any = STREAM
 TIME: Attempt = ("TIME", lambda c, k: c.time())
 READER: list[Attempt] = [
     TIME,
-    ("XREAD", lambda c, k: c.xread({k.weights: "0"}, count=1)),
     ("XRANGE", lambda c, k: c.xrange(k.weights, count=1)),
-    ("XREVRANGE", lambda c, k: c.xrevrange(k.weights, count=1)),
     ("XLEN", lambda c, k: c.xlen(k.weight_chunks(0, 1))),
 ]
 COMMANDS: dict[str, list[Attempt]] = {
     LAUNCHER: [
         TIME,
         ("EXISTS", lambda c, k: c.exists(k.state)),
-        ("HGETALL", lambda c, k: c.hgetall(k.samplers)),
-        ("HSET", lambda c, k: c.hset(k.state, "preflight", "1")),
+        ("HGETALL", lambda c, k: c.hgetall(k.checks)),
+        ("SMEMBERS", lambda c, k: c.smembers(k.samplers)),
+        ("MGET", lambda c, k: c.mget(k.sampler("preflight"))),
+        ("HSET", lambda c, k: c.hset(k.requests, "preflight", "1")),
         ("XREAD", lambda c, k: c.xread({k.reports: "0"}, count=1)),
         ("XPENDING", lambda c, k: c.xpending(k.tickets, TICKETS_GROUP)),
         ("SCAN", lambda c, k: c.scan(match=f"{k.weights}:*", count=10)),
@@ -81,8 +81,11 @@ COMMANDS: dict[str, list[Attempt]] = {
         ("XTRIM", lambda c, k: c.xtrim(k.reports, minid="0-1", approximate=False)),
         ("HSET", lambda c, k: c.hset(k.checks, "preflight", "1")),
         ("HDEL", lambda c, k: c.hdel(k.fences, "preflight")),
-        ("HGETALL", lambda c, k: c.hgetall(k.samplers)),
-        ("XRANGE", lambda c, k: c.xrange(k.rollouts, count=1)),
+        ("HDEL", lambda c, k: c.hdel(k.requests, "preflight")),
+        ("SREM", lambda c, k: c.srem(k.samplers, "preflight")),
+        ("MGET", lambda c, k: c.mget(k.sampler("preflight"))),
+        ("DEL", lambda c, k: c.delete(k.sampler("preflight"))),
+        ("XREAD", lambda c, k: c.xread({k.rollouts: "0"}, count=1)),
     ],
     "trainer": [
         ("HINCRBY", lambda c, k: c.hincrby(k.state, "preflight", 1)),
@@ -98,12 +101,17 @@ COMMANDS: dict[str, list[Attempt]] = {
         ("XACK", lambda c, k: c.xack(k.rollouts, ROLLOUTS_GROUP, "0-1")),
         ("XDEL", lambda c, k: c.xdel(k.rollouts, "0-1")),
         ("XREAD", lambda c, k: c.xread({k.verdicts: "0"}, count=1)),
-        ("SCAN", lambda c, k: c.scan(match=f"{k.weights}:*", count=10)),
+        ("XINFO STREAM", lambda c, k: c.xinfo_stream(k.rollouts)),
+        ("XADD", lambda c, k: c.xadd(k.rejected, FIELDS, maxlen=10)),
+        ("SADD", lambda c, k: c.sadd(k.weight_streams, "preflight")),
+        ("SMEMBERS", lambda c, k: c.smembers(k.samplers)),
+        ("MGET", lambda c, k: c.mget(k.sampler("preflight"))),
         ("UNLINK", lambda c, k: c.unlink(k.weight_chunks(0, 1))),
         *READER,
     ],
     "sampler": [
         *READER,
+        ("XREAD", lambda c, k: c.xread({k.weights: "0"}, count=1)),
         ("XGROUP CREATE", lambda c, k: c.xgroup_create(k.tickets, TICKETS_GROUP, id="0", mkstream=True)),
         ("XREADGROUP", lambda c, k: _read_group(k.tickets, TICKETS_GROUP, c)),
         ("XAUTOCLAIM", lambda c, k: c.xautoclaim(k.tickets, TICKETS_GROUP, "preflight", 60_000)),
@@ -113,7 +121,8 @@ COMMANDS: dict[str, list[Attempt]] = {
         ("XDEL", lambda c, k: c.xdel(k.tickets, "0-1")),
         ("XADD", lambda c, k: c.xadd(k.rollouts, FIELDS)),
         ("XADD", lambda c, k: c.xadd(k.events, FIELDS, maxlen=10)),
-        ("HSET", lambda c, k: c.hset(k.samplers, "preflight", "1")),
+        ("SET", lambda c, k: c.set(k.sampler("preflight"), "1")),
+        ("SADD", lambda c, k: c.sadd(k.samplers, "preflight")),
         ("HSETNX", lambda c, k: c.hsetnx(k.suspects, "preflight", "1")),
         ("HDEL", lambda c, k: c.hdel(k.suspects, "preflight")),
         ("HGET", lambda c, k: c.hget(k.fences, "preflight")),
@@ -184,7 +193,8 @@ def names_of(keys: Keys) -> list[str]:
     """Every key that `try_commands` may create."""
     return [
         keys.tickets, keys.rollouts, keys.weights, keys.reports, keys.verdicts, keys.events, keys.samplers,
-        keys.fences, keys.state, keys.suspects, keys.checks, keys.weight_chunks(0, 1),
+        keys.fences, keys.state, keys.suspects, keys.checks, keys.weight_chunks(0, 1), keys.requests,
+        keys.rejected, keys.weight_streams, keys.sampler("preflight"),
     ]  # fmt: skip
 
 

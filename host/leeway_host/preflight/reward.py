@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from leeway.config import RunConfig
 from leeway.findings import Finding, run_trial
 from leeway.rewards import check_reward
+from leeway.rewards.isolation import Isolation, plan_isolation
 from leeway.tasks import TaskError, load_task
 
 CHECK, TASK = "reward", "task"
@@ -27,6 +28,15 @@ def try_reward(config: RunConfig, model: str) -> Iterator[Finding | str]:
     seconds = time.monotonic() - started
     text = f"{config.task.reward}: item 0 answered with its own answer gives {value:g}"
     yield Finding("ok", CHECK, f"{text} ({seconds:.1f} s with the start of the process)")
+    yield judge_isolation(plan_isolation(config.task))
+
+
+def judge_isolation(isolation: Isolation) -> Finding:
+    """Whether reward code can inspect the processes that it serves."""
+    if isolation.user or isolation.landlock:
+        return Finding("ok", CHECK, isolation.describe())
+    advice = "use a kernel with Landlock (5.19 or newer), or run code that you do not trust in a sandbox"
+    return Finding("warning", CHECK, isolation.describe(), advice)
 
 
 if __name__ == "__main__":

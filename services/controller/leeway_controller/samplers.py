@@ -8,16 +8,24 @@ pod or process gone -> lost at once (`lost`, called from another thread)
 from __future__ import annotations
 
 import queue
+import time
 
 import redis
 
 from leeway.events import EventWriter
-from leeway.incarnations import forget_sampler
+from leeway.incarnations import forget_sampler, read_incarnations
 from leeway.messages import SamplerStatus
-from leeway.statuses import read_statuses, remove_status, split_live
-from leeway.streams import Keys, now
+from leeway.statuses import forget_samplers, read_statuses, remove_status, split_live
+from leeway.streams import REPORTS_GROUP, TICKETS_GROUP, Keys, now, remove_idle_consumers
 from leeway_controller.fencing import Fences
 from leeway_controller.state import ControllerState
+
+TIDY_EVERY_S = 30.0
+"""How often what samplers leave behind is removed."""
+CONSUMER_IDLE_S = 600.0
+"""How long a consumer without a status must have been silent before it is removed from its group."""
+MAX_LOST = 100
+"""Number of lost samplers that a diagnosis names."""
 
 
 class SamplerRoster:
@@ -30,6 +38,7 @@ class SamplerRoster:
         self.silence_s, self.budget_s = silence_s, budget_s
         self.fences = Fences(client, keys, budget_s=budget_s)
         self._joined: set[str] = set()
+        self._tidied_at = float("-inf")
         self._last_heartbeats: dict[str, float] = {}
         """Unix times of samplers that went silent and have not come back."""
         self._losses: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
@@ -48,6 +57,7 @@ class SamplerRoster:
         live, silent = split_live(self.statuses(), now(), self.silence_s)
         for status in silent:
             self._remove_silent(status)
+        self._tidy({status.sampler for status in live})
         for status in live:
             self._last_heartbeats.pop(status.sampler, None)
             if status.sampler not in self._joined:
@@ -75,6 +85,28 @@ class SamplerRoster:
         self._remove(name)
         self.fences.lift(name)
         self._last_heartbeats[name] = status.heartbeat
+        while len(self._last_heartbeats) > MAX_LOST:  # pods of a cluster have ever new names
+            del self._last_heartbeats[next(iter(self._last_heartbeats))]
+
+    def _tidy(self, live: set[str]) -> None:
+        if time.monotonic() - self._tidied_at >= TIDY_EVERY_S:
+            self._tidied_at = time.monotonic()
+            forget_samplers(self.client, self.keys, budget_s=self.budget_s)
+            self._joined &= live
+            self._remove_consumers(live)
+
+    def _remove_consumers(self, live: set[str]) -> None:
+        newest = read_incarnations(self.client, self.keys, budget_s=self.budget_s)
+        for group, stream, kept in (
+            (TICKETS_GROUP, self.keys.tickets, {f"{name}:{newest.get(name)}" for name in live}),
+            (REPORTS_GROUP, self.keys.reports, set[str]()),  # of earlier controllers: this one is never idle
+        ):
+            lost = remove_idle_consumers(
+                self.client, stream, group, kept, idle_s=CONSUMER_IDLE_S, budget_s=self.budget_s
+            )
+            if lost:
+                text = f"{lost} entries of {stream} were taken by consumers while they were removed"
+                self.events.write("error", "consumers_removed", text)
 
     def _remove(self, sampler: str) -> None:
         remove_status(self.client, self.keys, sampler, budget_s=self.budget_s)

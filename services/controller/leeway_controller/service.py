@@ -71,7 +71,7 @@ def serve(args: argparse.Namespace, config: RunConfig, stop: threading.Event) ->
                 Cluster(args.release, default_namespace(), load_client()), controller.sampler_lost
             ).start()
         port = config.telemetry.metrics_port if args.metrics_port is None else args.metrics_port
-        stack.enter_context(serve_metrics(port))
+        stack.enter_context(serve_metrics(port, config.telemetry.metrics_host))
         stack.callback(start_tracing(config.telemetry, "controller", "controller", args.run))
         freeze_heap()
         controller.run()

@@ -123,9 +123,9 @@ class StateStore:
     def manual_resync_requested(self) -> bool:
         """Whether a person asked for a resync that has not been answered yet."""
         return bool(
-            self._retry(lambda: self.client.hexists(self.keys.state, MANUAL_FIELD), "reading the state")
+            self._retry(lambda: self.client.hexists(self.keys.requests, MANUAL_FIELD), "reading the state")
         )
 
     def queue_manual_resync_done(self, pipe: Any) -> None:
         """An effect: the request for a resync is answered."""
-        pipe.hdel(self.keys.state, MANUAL_FIELD)
+        pipe.hdel(self.keys.requests, MANUAL_FIELD)

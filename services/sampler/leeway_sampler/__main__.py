@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
             # Before vLLM starts, whose spans go to the same place.
             stack.callback(start_tracing(telemetry, "sampler", args.id, args.run))
             port = telemetry.metrics_port if args.metrics_port is None else args.metrics_port
-            stack.enter_context(serve_metrics(port))
+            stack.enter_context(serve_metrics(port, telemetry.metrics_host))
             asyncio.run(serve(args, config, client, holder))
     except LeewayError as exc:
         log.error("%s", exc)

@@ -18,9 +18,8 @@ from typing import Any
 
 import redis
 
-from leeway.incarnations import is_dead, read_incarnations, split_holder
 from leeway.messages import MessageError, Rollout, Ticket, TicketHeader, decode, encode
-from leeway.streams import TICKETS_GROUP, Consumer, Entry, Keys, Stale, add_fields, retrying
+from leeway.streams import TICKETS_GROUP, Consumer, Entry, Keys, add_fields, retrying
 from leeway.telemetry.tracing import messaging, span
 from leeway_sampler.suspects import CUT, LOST, History, mark_field, queue_mark
 
@@ -63,16 +62,7 @@ class PendingTickets:
                     queue_mark(pipe, self.keys, header, owners[entry_id], LOST)
 
         self._consumer.ack([entry_id for entry_id in owners if entry_id not in headers])  # deleted meanwhile
-        entries = self._consumer.claim(list(headers), idle_s, note) if headers else []
-        self._remove_dead(stale)
-        return entries
-
-    def _remove_dead(self, stale: Sequence[Stale]) -> None:
-        """Remove the consumers of dead processes that have no tickets left."""
-        newest = read_incarnations(self.client, self.keys, budget_s=self.budget_s)
-        for owner in {entry.owner for entry in stale}:
-            if is_dead(owner, newest):
-                self._consumer.remove(owner)
+        return self._consumer.claim(list(headers), idle_s, note) if headers else []
 
     def _hold(self, entries: list[Entry]) -> list[Entry]:
         self._held.update((entry.id, entry) for entry in entries)
@@ -132,16 +122,6 @@ class PendingTickets:
                     queue_mark(pipe, self.keys, header, self.holder, CUT)
 
         await self._commit(entries, "handing tickets back", copies)
-
-    async def leave(self) -> None:
-        """All tickets are settled: remove this consumer, and those of earlier processes of the sampler."""
-        await asyncio.to_thread(self._leave)
-
-    def _leave(self) -> None:
-        sampler, _ = split_holder(self.holder)
-        for name in [self.holder, *self._consumer.others()]:
-            if split_holder(name)[0] == sampler:
-                self._consumer.remove(name)
 
     async def _commit(self, entries: Sequence[Entry], what: str, effects: Callable[[Any], Any]) -> None:
         """`effects` and the acknowledgement of `entries`, all or nothing."""

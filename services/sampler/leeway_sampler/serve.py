@@ -288,7 +288,6 @@ class Sampler:
 
     async def _leave(self) -> None:
         await self.worker.suspects.leave()
-        await self.pending.leave()
         await asyncio.to_thread(forget_sampler, self.client, self.keys, self.name, budget_s=self.budget_s)
         await asyncio.to_thread(remove_status, self.client, self.keys, self.name, budget_s=self.budget_s)
         log.info("left after %d responses of %d tokens", self.counters.tickets, self.counters.tokens)

@@ -1,4 +1,4 @@
-"""What a sampler reports about itself: its entry in the hash `samplers`, and its health pages."""
+"""What a sampler reports about itself: its status in Redis, and its health pages."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from leeway.checkpoints.state import (
     read_state,
 )
 from leeway.errors import UsageError
+from leeway_trainer.safe_loading import weights_only
 
 if TYPE_CHECKING:
     from leeway_trainer.policy import Policy
@@ -75,8 +76,8 @@ def save_checkpoint(
 def load_checkpoint(checkpoint: Path, policy: Policy) -> TrainState:
     """Restore weights and optimiser; called by all ranks.
 
-    Raises CheckpointError when it is damaged (rank 0 reads every file), UsageError when ranks, ZeRO stage or
-    dtype differ from those that wrote it.
+    Raises CheckpointError when it is damaged (rank 0 reads every file) or holds more than weights, and
+    UsageError when ranks, ZeRO stage or dtype differ from those that wrote it.
     """
     if policy.ranks.first:
         check_whole(checkpoint, contents=True)
@@ -89,7 +90,8 @@ def load_checkpoint(checkpoint: Path, policy: Policy) -> TrainState:
             f"this run has {now}; resume with the same values"
         )
     try:
-        path, _ = policy.engine.load_checkpoint(str(checkpoint), tag=ENGINE_TAG)
+        with weights_only(checkpoint):
+            path, _ = policy.engine.load_checkpoint(str(checkpoint), tag=ENGINE_TAG)
     except (RuntimeError, ValueError, KeyError, OSError, EOFError) as error:
         raise UsageError(f"checkpoint {checkpoint} does not fit this model: {error}") from error
     if path is None:

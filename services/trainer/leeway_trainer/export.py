@@ -27,6 +27,7 @@ from leeway.models.files import copy_model_files, publish, share_weights
 from leeway_trainer.checkpoint import ENGINE_TAG
 from leeway_trainer.model import DTYPES
 from leeway_trainer.policy import LM_PREFIX
+from leeway_trainer.safe_loading import weights_only
 from leeway_trainer.snapshot import wire_tensors
 
 if TYPE_CHECKING:
@@ -199,12 +200,14 @@ def _read_engine(checkpoint: Path, state: TrainState) -> dict[str, Any]:
     try:
         if state.zero_stage < 3:
             file = directory / "mp_rank_00_model_states.pt"
-            states = torch.load(file, map_location="cpu", mmap=True, weights_only=False)
+            with weights_only(checkpoint):
+                states = torch.load(file, map_location="cpu", mmap=True)
             whole: dict[str, Any] = states["module"]
             return whole
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-        joined: dict[str, Any] = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag=ENGINE_TAG)
+        with weights_only(checkpoint):
+            joined: dict[str, Any] = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag=ENGINE_TAG)
         return joined
     except (OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
         raise CheckpointError(

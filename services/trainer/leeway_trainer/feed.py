@@ -2,6 +2,7 @@
 
 rollouts -> of another version or run epoch, or a duplicate -> acknowledged at once: they have no effect
          -> held in the assembler -> batch taken -> trained -> durable -> acknowledged and deleted
+         -> invalid (rejects.py), or deleted by others (deletions.py) -> what was in flight is drawn again
 state    -> another run epoch than ours: the server lost its data, or another trainer took over
 """
 
@@ -11,10 +12,12 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import redis
 
+from leeway.checks.board import post_rejected
 from leeway.config import RunConfig
 from leeway.config.identity import identify, short
 from leeway.diagnose import describe_tickets, is_stalled
@@ -22,6 +25,7 @@ from leeway.errors import LeewayError, StalledError
 from leeway.events import CONFIG_DIFFERS, write_event
 from leeway.messages import (
     EventLevel,
+    MessageError,
     Report,
     ReportHeader,
     Rollout,
@@ -34,6 +38,7 @@ from leeway.metrics.areas.tokens import ROLLOUTS_DUPLICATES, TOKENS_VOIDED
 from leeway.streams import (
     ROLLOUTS_GROUP,
     Consumer,
+    Entry,
     Keys,
     SupersededError,
     Tail,
@@ -43,7 +48,9 @@ from leeway.streams import (
     retrying,
     write_in_epoch,
 )
-from leeway_trainer.assemble import Admission, BatchAssembler, describe_slots
+from leeway_trainer.assemble import Admission, AssemblyError, BatchAssembler, describe_slots
+from leeway_trainer.deletions import Deletions
+from leeway_trainer.rejects import Note, check_attempts, move_aside, of_older_epoch
 
 log = logging.getLogger(__name__)
 POLL_S = 0.25
@@ -56,7 +63,7 @@ PRESSURE = 0.7
 
 
 class StreamsLostError(LeewayError):
-    """The server came back without the run's streams: everything in flight is lost."""
+    """What is in flight has to be drawn again: the server came back without it, or it is unusable."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,7 @@ class Feed:
         self.duplicates = 0
         """Rollouts for a slot that was already filled; they are dropped."""
         self._rollouts = Consumer(client, keys.rollouts, ROLLOUTS_GROUP, CONSUMER, budget_s=self.budget_s)
+        self._deletions = Deletions(client, keys.rollouts, self.budget_s)
         self._entry_of: dict[Slot, bytes] = {}
         self._trained: list[bytes] = []
 
@@ -131,11 +139,19 @@ class Feed:
         return True
 
     def _check_epoch(self) -> None:
+        lost = self._deletions.by_others()  # before the epoch: a newer trainer deletes rollouts rightly
         found = newest_epoch(self.client, self.keys, budget_s=self.budget_s)
         if found < self.epoch:
             raise StreamsLostError(f"Redis does not know run epoch {self.epoch}: it lost its data")
         if found > self.epoch:
             raise SupersededError(found, self.epoch)
+        if lost:
+            text = (
+                f"{lost} rollouts were deleted from {self.keys.rollouts} by a client other than this "
+                f"trainer; everything in flight of epoch {self.epoch} is drawn again"
+            )
+            self.event("error", "rollouts_deleted", text)
+            raise StreamsLostError(text)
 
     def check_newest(self) -> None:
         """Raise SupersededError if a newer trainer has started."""
@@ -143,10 +159,9 @@ class Feed:
 
     def memory(self) -> Memory:
         """How full the server is."""
-        info: Any = retrying(
-            lambda: self.client.info("memory"), budget_s=self.budget_s, what="reading the memory use"
-        )
-        return Memory(int(info["used_memory"]), int(info.get("maxmemory", 0)))
+        what = "reading the memory use"
+        found: Any = retrying(lambda: self.client.info("memory"), budget_s=self.budget_s, what=what)
+        return Memory(int(found["used_memory"]), int(found.get("maxmemory", 0)))
 
     def take(self) -> list[Rollout]:
         """The current batch, which is complete, in slot order; its entries stay pending until `durable`."""
@@ -170,10 +185,8 @@ class Feed:
 
     def take_counts(self) -> dict[str, float]:
         """What was dropped since the last call."""
-        found: dict[str, float] = {
-            TOKENS_VOIDED: float(self.tokens_voided),
-            ROLLOUTS_DUPLICATES: float(self.duplicates),
-        }
+        counts = {TOKENS_VOIDED: self.tokens_voided, ROLLOUTS_DUPLICATES: self.duplicates}
+        found = {str(name): float(count) for name, count in counts.items()}
         self.tokens_voided = self.duplicates = 0
         return found
 
@@ -199,8 +212,12 @@ class Feed:
         entries = self._rollouts.read(READ_COUNT, POLL_S)
         filled, useless = 0, []
         for entry in entries:
-            rollout = decode(Rollout, entry.fields)
-            admission = self.assembler.add(rollout)
+            try:
+                rollout = decode(Rollout, entry.fields)
+                admission = self.assembler.add(rollout)
+            except (MessageError, AssemblyError) as error:
+                self._reject(entry, error)
+                continue
             if admission in (Admission.ACCEPTED, Admission.FUTURE):
                 self._entry_of[rollout.header.slot] = entry.id
                 filled += 1
@@ -228,10 +245,26 @@ class Feed:
                     f"{short(header.config)}, the trainer has {short(own)}",
                 )
 
+    def _reject(self, entry: Entry, error: LeewayError) -> None:
+        """Move a rollout aside. Raises StreamsLostError if it is awaited, RolloutsUnusable after several."""
+        self._deletions.expect([entry.id])
+        note = Note(self.epoch, self.assembler.batch, str(error))
+        ack = partial(self._rollouts.queue_ack, ids=[entry.id])
+        move_aside(self.client, self.keys, entry, note, ack, budget_s=self.budget_s)
+        self._rollouts.forget([entry.id])
+        text = f"rollout {entry.id.decode()} was rejected and moved to {self.keys.rejected}: {error}"
+        self.event("error", "rollout_rejected", text)
+        if of_older_epoch(entry.fields, self.epoch):
+            return
+        post_rejected(self.client, self.keys, str(error), source="trainer", budget_s=self.budget_s)
+        check_attempts(self.client, self.keys, self.assembler.batch, budget_s=self.budget_s)
+        raise StreamsLostError(f"{text}; everything in flight of epoch {self.epoch} is drawn again")
+
     def _ack(self, ids: list[bytes]) -> None:
         """Acknowledge and delete rollouts, as long as this trainer is the newest."""
         if not ids:
             return
+        self._deletions.expect(ids)
         write_in_epoch(
             self.client,
             self.keys,
@@ -266,11 +299,14 @@ class Verdicts:
             if left <= 0:
                 return None
             self.poll(min(left, POLL_S))
+        # Of earlier steps only requests for a resync matter.
+        self._known = {s: v for s, v in self._known.items() if s >= step or v.action == "resync"}
         return self._known.get(step)
 
     def resync_since(self, step: int) -> VerdictHeader | None:
         """The newest request for a resync after step `step` or later; newer weights answered earlier ones."""
-        due = [v for s, v in sorted(self._known.items()) if s >= step and v.action == "resync"]
+        self._known = {s: v for s, v in self._known.items() if s >= step}
+        due = [v for _, v in sorted(self._known.items()) if v.action == "resync"]
         return due[-1] if due else None
 
 

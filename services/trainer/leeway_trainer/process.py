@@ -110,7 +110,9 @@ def start_telemetry(args: argparse.Namespace, config: RunConfig, stack: ExitStac
     """Serve /metrics and start tracing until `stack` closes."""
     telemetry = config.telemetry
     stack.enter_context(
-        serve_metrics(telemetry.metrics_port if args.metrics_port is None else args.metrics_port)
+        serve_metrics(
+            telemetry.metrics_port if args.metrics_port is None else args.metrics_port, telemetry.metrics_host
+        )
     )
     stack.callback(start_tracing(telemetry, "trainer", "trainer", args.run, links=config.batch.size))
 

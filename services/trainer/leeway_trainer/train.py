@@ -181,7 +181,7 @@ class Trainer:
         self.gates.answered = self.next_batch
 
     def renew_epoch(self) -> None:
-        """The server lost everything: begin a new run epoch with the policy as it is."""
+        """What was in flight is lost: begin a new run epoch with the policy as it is."""
         lost = self.epoch
         self.reports.repeat_last_step(lost)
         publisher = self._begin_epoch(lost.number, self.versions.version + 1)
@@ -189,8 +189,8 @@ class Trainer:
         self._start_epoch()
         if self.epoch.feed:
             text = (
-                f"the server lost what was in flight of epoch {lost.number}; batch {self.next_batch} is "
-                f"generated again as epoch {self.epoch.number}"
+                f"what was in flight of epoch {lost.number} was lost; batch {self.next_batch} is generated "
+                f"again as epoch {self.epoch.number}"
             )
             self.epoch.feed.event("warning", "streams_lost", text)
 

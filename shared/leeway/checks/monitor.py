@@ -28,6 +28,10 @@ def is_sampled(ticket_id: str, fraction: float) -> bool:
     return int.from_bytes(digest, "little") < fraction * 2**32
 
 
+VERSIONS_KEPT = 256
+"""Number of versions whose digests are compared with what samplers attest."""
+
+
 class Monitor:
     """All checks of one run. `round_trip` decodes and re-encodes token ids; None: drift is not measured."""
 
@@ -64,6 +68,8 @@ class Monitor:
         if epoch != self._epoch:
             self._epoch, self._digests = epoch, {}
         self._digests[number] = digest
+        while len(self._digests) > VERSIONS_KEPT:
+            del self._digests[next(iter(self._digests))]
 
     def on_statuses(self, statuses: Sequence[SamplerStatus]) -> list[CheckResult]:
         """Evaluate the statuses of live samplers and the rollouts so far."""

@@ -35,23 +35,24 @@ class NonFinite:
     """Counts rejected numbers anywhere in the run: log-probs, weights, losses, whole rollouts."""
 
     def __init__(self) -> None:
-        self.rejected: list[str] = []
+        self.rejected = 0
+        self._last = ""
         self._in_samplers: dict[str, int] = {}
 
     def add_rejected(self, text: str) -> None:
         """Record a message that could not be decoded, or an error that ended a process."""
-        self.rejected.append(text)
+        self.rejected, self._last = self.rejected + 1, text
 
     def add_sampler(self, sampler: str, count: int, error: str | None) -> None:
         """Record a sampler's own count of responses with invalid log-probabilities."""
         if count > self._in_samplers.get(sampler, 0):
-            self.rejected.append(f"{sampler}: {error or f'{count} responses with invalid log-probs'}")
+            self.add_rejected(f"{sampler}: {error or f'{count} responses with invalid log-probs'}")
         self._in_samplers[sampler] = count
 
     def result(self) -> CheckResult:
         """`numerics/non_finite`."""
-        text = f"rejected: {self.rejected[-1]}" if self.rejected else "nothing was rejected"
-        return judge("numerics/non_finite", float(len(self.rejected)), text, fail=0.0)
+        text = f"rejected: {self._last}" if self.rejected else "nothing was rejected"
+        return judge("numerics/non_finite", float(self.rejected), text, fail=0.0)
 
 
 def check_log_ratio(report: ReportHeader) -> CheckResult:

@@ -134,7 +134,8 @@ class Probes:
     """Chi-square of draws from a fixed prefix against the reported mu; a sampler's probes are summed."""
 
     def __init__(self) -> None:
-        self._seen: set[tuple[str, int, int]] = set()
+        self._seen: dict[str, tuple[int, int]] = {}
+        """Sampler -> version and request of its last probe."""
         self._sums: dict[str, tuple[float, int, int]] = {}
         self._last: dict[str, str] = {}
 
@@ -143,9 +144,9 @@ class Probes:
         version = None
         for status in statuses:
             probe, name = status.probe, status.sampler
-            if probe is None or probe.dof == 0 or (name, probe.version, probe.request) in self._seen:
+            if probe is None or probe.dof == 0 or self._seen.get(name) == (probe.version, probe.request):
                 continue
-            self._seen.add((name, probe.version, probe.request))
+            self._seen[name] = probe.version, probe.request
             chi2, dof, draws = self._sums.get(name, (0.0, 0, 0))
             self._sums[name] = (chi2 + probe.chi2, dof + probe.dof, draws + probe.draws)
             self._last[name], version = probe.example, probe.version

@@ -36,6 +36,9 @@ class TaskConfig(Section):
     reward_env: list[EnvName] = Field(default_factory=list)
     """Environment variables that the reward needs beyond the usual ones, for example OPENAI_API_KEY. Others,
     among them all passwords and tokens, are hidden from it."""
+    reward_user: str | None = None
+    """User that scoring processes run as if Leeway runs as root; null: `nobody`, if it can read Python, the
+    task and the working directory, otherwise root (docs/permissions.md#what-reward-code-can-see)."""
     error_reward: float = 0.0
     """Reward of a response whose scoring crashed or timed out."""
     system_prompt: str | None = None

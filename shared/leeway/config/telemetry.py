@@ -19,6 +19,8 @@ class TelemetryConfig(Section):
     """Where spans are sent, for example http://localhost:4317 (gRPC) or http://localhost:4318 (HTTP).
     OpenTelemetry's variables (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_SAMPLER, ...) take precedence; without
     either no spans are sent."""
+    metrics_host: str = "127.0.0.1"
+    """Address that /metrics listens on; 0.0.0.0: all."""
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     """Port of /metrics (Prometheus) of every service; on one machine the controller uses this port, the
     trainer the next one and the samplers those after it; null: none."""

@@ -6,7 +6,7 @@ checks.py   whether header and arrays fit together
 codec.py    a message to the fields of a stream entry, and back
 packing.py  several rollouts as one byte string
 digest.py   the digest of what an engine drew
-status.py   a sampler's status, an entry of the hash `samplers`
+status.py   a sampler's status, see `leeway.statuses`
 """
 
 from leeway.messages.codec import MAX_HEADER_BYTES, Fields, decode, encode

@@ -23,7 +23,7 @@ class Probe(BaseModel):
 
 
 class SamplerStatus(BaseModel):
-    """A sampler's entry in the hash `samplers`: its heartbeat and what it attests."""
+    """A sampler's heartbeat and what it attests."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
     sampler: str
@@ -72,7 +72,7 @@ class SamplerStatus(BaseModel):
 
 
 def encode_status(status: SamplerStatus) -> str:
-    """The value stored in the hash `samplers`."""
+    """The value of the sampler's key."""
     return status.model_dump_json()
 
 

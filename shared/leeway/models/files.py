@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from leeway.checkpoints.disk import sync_tree
+from leeway.checkpoints.disk import sync, sync_tree
 from leeway.models.base import CONFIG, ModelError
 
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".onnx_data"}
@@ -87,4 +87,5 @@ def publish(temporary: Path, target: Path) -> None:
     if target.exists():
         target.rename(aside)
     temporary.rename(target)
+    sync(target.parent)
     shutil.rmtree(aside, ignore_errors=True)

@@ -48,7 +48,7 @@ def main(fd: int) -> int:
         die_with_parent(keeper)
         for number in (signal.SIGHUP, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        serve(fd)
+        serve(fd, keeper)
         os._exit(0)
     status = _wait(fd, worker, owner)
     if not kill_descendants(KILL_BUDGET_S):

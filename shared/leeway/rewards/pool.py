@@ -47,7 +47,7 @@ class RewardPool:
         self._size = config.reward_workers if workers is None else workers
         self._timeout_s = config.reward_timeout_s if timeout_s is None else timeout_s
         self._error_reward = config.error_reward
-        self._closed = False
+        self._closed = self._described = False
         self._scoring = 0
         self._workers: set[WorkerProcess] = set()
         self._ending: set[asyncio.Task[int]] = set()
@@ -75,7 +75,11 @@ class RewardPool:
         """The reward; ScoringError if there is none, WorkerDied if the worker died before it began."""
         worker = await self._take_worker()
         try:
-            return await worker.score(index, response, self._timeout_s)
+            value = await worker.score(index, response, self._timeout_s)
+            if not self._described:
+                self._described = True
+                log.info("%s", worker.isolation)
+            return value
         except (ScoringError, WorkerDied) as error:
             if self._closed:
                 raise ScoringError("the reward pool was closed while scoring") from error

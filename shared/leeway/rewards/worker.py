@@ -3,8 +3,8 @@
 The socket carries one JSON object per line:
 
     pool -> worker      the settings of the task, once; then {"index": 17, "response": "..."}
-    worker -> pool      {"problem": null} once it is ready; then, for each response, {"started": true} and
-                        {"value": 1.0} or {"error": "..."}
+    worker -> pool      {"problem": null, "isolation": "..."} once it is ready; then, for each response,
+                        {"started": true} and {"value": 1.0} or {"error": "..."}
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import psutil
 
 from leeway.config.task import TaskConfig
 from leeway.errors import LeewayError
+from leeway.process import die_with_parent
+from leeway.rewards.isolation import isolate, plan_isolation
 from leeway.rewards.load import Scorer, load_reward
 from leeway.tasks.base import Task
 from leeway.tasks.load import KINDS, load_task
@@ -38,14 +40,18 @@ def dump_settings(config: TaskConfig) -> bytes:
     return json.dumps({"kind": config.kind, "settings": config.model_dump_json()}).encode() + b"\n"
 
 
-def serve(fd: int) -> None:
-    """Score what arrives at the socket `fd` until it is closed."""
+def serve(fd: int, keeper: int) -> None:
+    """Score what arrives at the socket `fd` until it is closed. `keeper`: process id of the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=fd) as channel, channel.makefile("rwb") as lines:
         first = json.loads(lines.readline())
         config = KINDS[first["kind"]].settings.model_validate_json(first["settings"])
-        problem = None
+        problem, isolation = None, ""
         try:
+            plan = plan_isolation(config)
+            isolation = plan.describe()
+            isolate(plan)
+            die_with_parent(keeper)  # a change of the user has undone it
             task = load_task(config)
             score = load_reward(config, task)
         except LeewayError as error:
@@ -53,7 +59,7 @@ def serve(fd: int) -> None:
             problem = str(error)
         if config.reward_memory_mib is not None:
             _limit_memory(config.reward_memory_mib)
-        _send(lines, {"problem": problem})
+        _send(lines, {"problem": problem, "isolation": isolation})
         for line in lines:
             _send(lines, {"started": True})
             request = json.loads(line)

@@ -64,6 +64,8 @@ class WorkerProcess:
         self._first_line = dump_settings(config)
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._problem: str | None = None
+        self.isolation = ""
+        """How the worker is kept apart from other processes, once it is ready."""
         self._hung_up = False
 
     async def score(self, index: int, response: str, timeout_s: float) -> float:
@@ -110,7 +112,8 @@ class WorkerProcess:
             self._streams = reader, writer
             try:
                 writer.write(self._first_line)
-                self._problem = (await self._read(reader, START_BUDGET_S))["problem"]
+                ready = await self._read(reader, START_BUDGET_S)
+                self._problem, self.isolation = ready["problem"], ready["isolation"]
             except TimeoutError:
                 await self.end()
                 raise ScoringError(

@@ -9,6 +9,7 @@ clock.py     the server's clock
 consumer.py  `Consumer`: reads a stream through a consumer group; acknowledges after the effect
 tail.py      `Tail`: reads a stream from a position, without a group (fan-out)
 entries.py   what a read returns
+tidy.py      removes consumers that have left
 
 All of it survives a lost connection: a read whose reply was lost is found again among the consumer's own
 pending entries; a write is repeated, and its reader drops duplicates by the message's identity.
@@ -35,6 +36,7 @@ from leeway.streams.keys import (
 )
 from leeway.streams.retry import LOST, RedisUnavailable, retrying
 from leeway.streams.tail import Tail
+from leeway.streams.tidy import remove_idle_consumers
 from leeway.streams.writing import add_fields, append
 
 __all__ = [
@@ -65,6 +67,7 @@ __all__ = [
     "connect",
     "newest_epoch",
     "now",
+    "remove_idle_consumers",
     "replica_url",
     "retrying",
     "set_clock",

@@ -233,22 +233,6 @@ class Consumer:
         self.held.update(entry.id for entry in entries)
         return entries
 
-    def remove(self, consumer: str) -> None:
-        """Remove a consumer that will not read again, unless entries are pending for it."""
-
-        def remove() -> None:
-            if not self.client.xpending_range(
-                self.stream, self.group, cast(Any, b"-"), cast(Any, b"+"), 1, consumername=consumer
-            ):
-                self.client.xgroup_delconsumer(self.stream, self.group, consumer)
-
-        self._call(remove)
-
-    def others(self) -> list[str]:
-        """The names of the group's other consumers."""
-        found: Any = self._call(lambda: self.client.xinfo_consumers(self.stream, self.group))
-        return [name for c in found if (name := c["name"].decode()) != self.name]
-
 
 @dataclass(frozen=True)
 class Stale:

@@ -20,6 +20,8 @@ STATE_FIELD = "controller"
 """The controller's state, a `leeway.run_state.RunState` as JSON."""
 TERM_FIELD = "controller_term"
 """Counts the controllers of the run; only the newest may write."""
+
+# Fields of the hash `requests`, what a person asked for.
 MANUAL_FIELD = "manual_resync"
 """Asks for a resync; the controller removes it together with its verdict."""
 KEYFRAME_FIELD = "manual_keyframe"
@@ -63,7 +65,12 @@ class Keys:
 
     @property
     def samplers(self) -> str:
+        """The names of the samplers, see `leeway.statuses`."""
         return self.key("samplers")
+
+    def sampler(self, name: str) -> str:
+        """The status of one sampler."""
+        return self.key(f"samplers:{name}")
 
     @property
     def fences(self) -> str:
@@ -72,6 +79,16 @@ class Keys:
     @property
     def state(self) -> str:
         return self.key("state")
+
+    @property
+    def requests(self) -> str:
+        """What a person asked for; separate from `state`, on which the authority of services rests."""
+        return self.key("requests")
+
+    @property
+    def rejected(self) -> str:
+        """Rollouts that the trainer could not use, see `leeway_trainer.rejects`."""
+        return self.key("rejected")
 
     @property
     def suspects(self) -> str:
@@ -91,6 +108,11 @@ class Keys:
     @property
     def checks(self) -> str:
         return self.key("checks")
+
+    @property
+    def weight_streams(self) -> str:
+        """The names of all streams of chunks, so that nobody needs to search the server's keys."""
+        return self.key("weights:streams")
 
     def weight_chunks(self, epoch: int, version: int) -> str:
         """Of one weight version; trainers of different run epochs never write to the same key."""

@@ -79,7 +79,7 @@ def _create(series: Series, registry: CollectorRegistry) -> Collector:
     )
 
 
-def serve_metrics(port: int | None, host: str = "0.0.0.0") -> AbstractContextManager[None]:
+def serve_metrics(port: int | None, host: str = "127.0.0.1") -> AbstractContextManager[None]:
     """Serve the process's metrics at http://host:port/metrics within the context; None or 0: do not serve.
 
     Raises UsageError when the port cannot be used.

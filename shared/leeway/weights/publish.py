@@ -104,6 +104,7 @@ def publish_weights(
     """
     _check_rises(client, keys, epoch, version)
     stream = keys.weight_chunks(epoch, version)
+    client.sadd(keys.weight_streams, stream)
     client.unlink(stream)
     writer = ChunkWriter(client, stream, chunk_bytes, budget_s, limit_bytes)
     committed = False
@@ -139,6 +140,7 @@ def publish_weights(
         if not committed:
             with contextlib.suppress(redis.RedisError):  # the first error is the one to report
                 client.unlink(stream)
+                client.srem(keys.weight_streams, stream)
 
 
 def publish_offer(
@@ -232,13 +234,15 @@ def free_versions(
         )
     freed = 0
     prefix = f"{keys.weights}:"
-    for key in client.scan_iter(match=f"{prefix}*"):
+    streams: Any = client.smembers(keys.weight_streams)
+    for key in streams:
         found = CHUNKS_OF.fullmatch(key.decode().removeprefix(prefix))
         if found is None:
             continue
         version = int(found[1]), int(found[2])
         if version not in kept and version[0] <= epoch:
             freed += client.unlink(key)
+            client.srem(keys.weight_streams, key)
     return freed
 
 

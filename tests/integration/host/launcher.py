@@ -14,9 +14,9 @@ STAND_IN = Path(__file__).parent / "stand_in.py"
 original = LaunchPlan._command
 
 
-def command(self: LaunchPlan, service: str, module_and_arguments: list[str]) -> Command:
-    real = original(self, service, module_and_arguments)
-    return Command([sys.executable, str(STAND_IN), service, *module_and_arguments[1:]], real.env)
+def command(self: LaunchPlan, service: str, name: str, module_and_arguments: list[str]) -> Command:
+    real = original(self, service, name, module_and_arguments)
+    return Command([sys.executable, str(STAND_IN), service, *module_and_arguments[1:]], real.env, real.secret)
 
 
 def prepare_model(self: LocalRun) -> Path:

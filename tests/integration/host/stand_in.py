@@ -16,7 +16,7 @@ from pathlib import Path
 from leeway.messages import Report, ReportHeader, SamplerStatus, Verdict, VerdictHeader, decode
 from leeway.process import secret
 from leeway.statuses import remove_status, write_status
-from leeway.streams import Keys, Tail, append, connect, now
+from leeway.streams import REPORTS_GROUP, Consumer, Keys, Tail, append, connect, now
 
 BUDGET_S = 20.0
 
@@ -49,9 +49,9 @@ def main() -> int:
                 continue
         report("finished", orders["steps"])
     elif args.role == "controller":
-        tail = Tail(client, keys.reports, budget_s=BUDGET_S)
+        reports = Consumer(client, keys.reports, REPORTS_GROUP, name, budget_s=BUDGET_S)
         while True:
-            for entry in tail.read(block_s=0.1):
+            for entry in reports.read(100, 0.1):
                 header = decode(Report, entry.fields).header
                 if header.event == "finished":
                     return 0

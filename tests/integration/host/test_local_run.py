@@ -50,9 +50,11 @@ Make = Callable[..., Quick]
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     original = LaunchPlan._command
 
-    def command(self: LaunchPlan, service: str, module_and_arguments: list[str]) -> Command:
-        real = original(self, service, module_and_arguments)
-        return Command([sys.executable, str(STAND_IN), service, *module_and_arguments[1:]], real.env)
+    def command(self: LaunchPlan, service: str, name: str, module_and_arguments: list[str]) -> Command:
+        real = original(self, service, name, module_and_arguments)
+        return Command(
+            [sys.executable, str(STAND_IN), service, *module_and_arguments[1:]], real.env, real.secret
+        )
 
     monkeypatch.setattr(LaunchPlan, "_command", command)
 
@@ -140,7 +142,7 @@ def test_samplers_are_added_and_drained(make: Make, capsys: Capture) -> None:
         for have, then in ((1, 3), (3, 1)):
             if count == have and len(wanted) == (have == 3):
                 wanted.append(then)
-                run.redis.client.hset(run.keys.state, SCALE_FIELD, str(then))
+                run.redis.client.hset(run.keys.requests, SCALE_FIELD, str(then))
                 return
         if wanted == [3, 1] and count == 1:
             os.kill(os.getpid(), signal.SIGTERM)

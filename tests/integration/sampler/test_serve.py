@@ -70,7 +70,7 @@ class Rig:
         assert self.process.poll() is None, (self.directory / "log").read_text()[-3000:]
 
     def status(self) -> SamplerStatus | None:
-        raw: Any = self.client.hget(self.keys.samplers, "s0")
+        raw: Any = self.client.get(self.keys.sampler("s0"))
         return SamplerStatus.model_validate_json(raw) if raw else None
 
     def publish(self, epoch: int = 0) -> WeightManifest:
@@ -279,7 +279,7 @@ def test_a_killed_sampler_leaves_no_engine_behind_and_its_successor_does_its_wor
     wait_for("work", lambda: rig.status().inflight)
     rig.kill()
     wait_for("the end of its processes", lambda: not any(child.is_running() for child in children))
-    rig.client.hdel(rig.keys.samplers, "s0")
+    rig.client.delete(rig.keys.sampler("s0"))
     rig.start()
     rig.await_rollouts(names, 150)
 

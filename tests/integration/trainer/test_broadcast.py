@@ -9,6 +9,7 @@ import torch
 from trainer_support import make_batch, micro_batches, run_config
 
 from leeway.messages import SamplerStatus
+from leeway.statuses import write_status
 from leeway.streams import KEYFRAME_FIELD, now
 from leeway.weights import ChunkSource, HostCopy, WeightsTooLarge, published_manifests
 from leeway_trainer.broadcast import Broadcaster
@@ -89,11 +90,11 @@ def test_keyframes_on_demand(tiny_dir, ranks, client, keys):
     rig = Rig(tiny_dir, ranks, client, keys)
     rig.publish()
     assert rig.publish().codec == "delta"
-    client.hset(keys.state, KEYFRAME_FIELD, "1")
+    client.hset(keys.requests, KEYFRAME_FIELD, "1")
     assert [rig.publish().codec for _ in range(2)] == ["full", "delta"]
     assert not rig.broadcaster.keyframe_wanted()
     status = SamplerStatus(sampler="s0", heartbeat=now(), config=rig.digest, stuck=rig.broadcaster.last.key)
-    client.hset(keys.samplers, "s0", status.model_dump_json())
+    write_status(client, keys, status, budget_s=5)
     assert rig.broadcaster.keyframe_wanted()
     assert rig.publish().codec == "full"
     assert not rig.broadcaster.keyframe_wanted()
@@ -106,7 +107,7 @@ def test_versions_are_kept_until_live_samplers_have_moved_on(tiny_dir, ranks, cl
         status = SamplerStatus(
             sampler=name, heartbeat=now() - ago, config=rig.digest, epoch=0, version=version
         )
-        client.hset(keys.samplers, name, status.model_dump_json())
+        write_status(client, keys, status, budget_s=5)
 
     def published() -> list[int]:
         rig.publish()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import os
+from pathlib import Path
 
 import pytest
 import torch
 from trainer_support import VOCABULARY, make_batch, micro_batches, run_config
 
+from leeway.checkpoints.damage import record_files
 from leeway.checkpoints.find import find_checkpoint
 from leeway.checkpoints.state import STATE_FILE, CheckpointError, TrainState, read_state
 from leeway.errors import UsageError
 from leeway_trainer import checkpoint as ckpt
+from leeway_trainer import export
 from leeway_trainer.export import export_model
 from leeway_trainer.model import load_policy_model
 from leeway_trainer.policy import Policy
@@ -116,3 +120,30 @@ def test_exported_model_is_the_policy(tiny_dir, ranks, tmp_path, stage):
     torch.testing.assert_close(loaded(batch)[0], policy.forward(batch, last=True)[0], atol=1e-6, rtol=0)
     assert loaded.lm.get_output_embeddings().weight.shape[0] == VOCABULARY
     assert loaded.lm.get_output_embeddings().weight is loaded.lm.get_input_embeddings().weight
+
+
+class Planted:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (os.mkdir, (str(self.mark),))
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_code_in_a_checkpoint_is_not_run(tiny_dir, ranks, tmp_path, stage):
+    policy = make_policy(tiny_dir, ranks, stage)
+    saved = ckpt.save_checkpoint(tmp_path / "checkpoints", policy, state(1, stage), keep=1)
+    mark = tmp_path / "was-run"
+    for file in (saved / ckpt.ENGINE_TAG).glob("*.pt"):
+        content = torch.load(file, weights_only=False)
+        torch.save({**content, "planted": Planted(mark)}, file)
+    whole = read_state(saved).model_copy(update={"files": record_files(saved)})
+    (saved / STATE_FILE).write_text(whole.model_dump_json())
+    with pytest.raises(CheckpointError, match=r"holds more than weights and was not loaded.*mkdir"):
+        ckpt.load_checkpoint(saved, policy)
+    with pytest.raises(CheckpointError, match=r"holds more than weights and was not loaded.*mkdir"):
+        export._read_engine(saved, read_state(saved))
+    assert not mark.exists()

@@ -15,6 +15,7 @@ from leeway.checkpoints.find import find_checkpoint
 from leeway.checkpoints.state import read_state
 from leeway.errors import StalledError
 from leeway.messages import Event, SamplerStatus, Verdict, VerdictHeader, decode
+from leeway.statuses import write_status
 from leeway.streams import EPOCH_FIELD, Tail, append, connect, now
 from leeway.weights import ChunkSource, HostCopy
 from leeway_host.redis_server import EmbeddedRedis
@@ -139,7 +140,7 @@ def test_a_keyframe_is_sent_when_a_sampler_is_stuck(tiny_dir, ranks, setup, clie
                 sampler="s0", heartbeat=now(), config=other.digest, stuck=other.manifests[0].key
             )
             other.hold.clear()
-            client.hset(keys.samplers, "s0", status.model_dump_json())
+            write_status(client, keys, status, budget_s=5)
 
         asking = threading.Thread(target=complain)
         asking.start()

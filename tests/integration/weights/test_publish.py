@@ -192,6 +192,7 @@ def test_what_is_freed_is_gone_and_a_joiner_finds_the_rest(client, keys):
     for full in (True, False, False, True, False):
         publisher.send(full=full)
     client.xadd(keys.weight_chunks(0, 0), {"index": 0})  # left by a publisher that was killed
+    client.sadd(keys.weight_streams, keys.weight_chunks(0, 0))
     published = published_manifests(client, keys)
     assert free_versions(client, keys, plan_free(published, [(0, 5)]), epoch=0) == 4
     assert client.exists(*(keys.weight_chunks(0, v) for v in range(4))) == 0

@@ -94,7 +94,9 @@ def test_swapped_users_are_noticed(redis_server: EmbeddedRedis, user: Any, tmp_p
     }
     found = text_of(check(tmp_path, redis_server.url, service_urls=urls))
     assert "redis.service_urls.trainer: HINCRBY (trainer)" in found
-    assert "redis.service_urls.sampler: XGROUP CREATE (sampler), XREADGROUP (sampler)" in found
+    assert (
+        "redis.service_urls.sampler: XREAD (sampler), XGROUP CREATE (sampler), XREADGROUP (sampler)" in found
+    )
 
 
 def test_a_wrong_password_and_a_server_that_is_not_there(

@@ -16,8 +16,10 @@ from preflight_support import config_of, edit_json, levels, site_of, text_of
 
 from leeway.errors import LeewayError
 from leeway.findings import Finding
+from leeway.rewards.isolation import Isolation
 from leeway_host.models.base import quiet_libraries
 from leeway_host.models.tiny import TinyParams, build_model, build_tokenizer
+from leeway_host.preflight.reward import judge_isolation
 from leeway_host.preflight.site import Site, read_model
 from leeway_host.preflight.trials import TrialProcess
 
@@ -57,7 +59,7 @@ def trial(tmp_path: Path, body: str, limit_s: float = 30.0) -> TrialProcess:
 )
 def test_how_a_process_may_end(tmp_path: Path, site: Site, body: str, level: str, part: str) -> None:
     found = trial(tmp_path, body).run(site)
-    assert [f.level for f in found] == [level] and part in text_of(found), text_of(found)
+    assert found[0].level == level and part in text_of(found), text_of(found)
 
 
 def test_a_process_that_hangs_is_killed_with_its_children(
@@ -102,7 +104,7 @@ def test_a_reward_is_tried(tmp_path: Path, site: Site, name: str, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     config = config_of(task={"kind": "digits", "reward": "own:score", "reward_timeout_s": 1.0})
     found = TrialProcess("reward", "leeway_host.preflight.reward", 60.0).run(replace(site, config=config))
-    assert [f.level for f in found] == [level] and part in text_of(found), text_of(found)
+    assert found[0].level == level and part in text_of(found), text_of(found)
 
 
 @pytest.fixture(scope="module")
@@ -179,3 +181,10 @@ def test_an_export_that_would_fail_is_named(good_model: Path, tmp_path: Path, si
     found = TrialProcess("trainer", "leeway_trainer.trial", 120.0).run(site)
     assert [(f.level, f.check) for f in found] == [("ok", "trainer"), ("error", "export")], text_of(found)
     assert "notes.txt" in found[1].text and "output.save_model=false" in found[1].text
+
+
+def test_what_reward_code_can_inspect_is_said() -> None:
+    same = Isolation(None, 0, "only root can change the user")
+    found = judge_isolation(same)
+    assert found.level == "warning" and "CAN read the memory" in found.text
+    assert judge_isolation(replace(same, landlock=7)).level == "ok"

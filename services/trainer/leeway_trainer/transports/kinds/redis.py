@@ -65,7 +65,7 @@ class Attempt:
             new.published, limit_bytes=None if limit is None else limit << 20, memory=memory
         )
         demanded = link.call(
-            lambda client: client.hdel(link.keys.state, KEYFRAME_FIELD),
+            lambda client: client.hdel(link.keys.requests, KEYFRAME_FIELD),
             "reading whether a keyframe is wanted",
         )
         follows = bool(new.published) and new.base is not None and new.published[-1].key == new.base.key
