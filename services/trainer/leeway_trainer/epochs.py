@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import redis
 
 from leeway.config import RunConfig
-from leeway.streams import EPOCH_FIELD, Keys, retrying
+from leeway.streams import EPOCH_FIELD, OWNER_FIELD, Keys, newest_start, process_id, retrying
 from leeway_trainer.feed import Feed
 from leeway_trainer.ranks import Ranks
 
@@ -54,13 +55,26 @@ def begin_epoch(
 
 
 def count_epoch(client: redis.Redis, keys: Keys, last: int, budget_s: float) -> int:
-    """The next run epoch, which is above `last` even on a server that has never seen the run."""
+    """Begin the next run epoch, which is above `last` even on a server that has never seen the run.
+
+    Its number and its owner, this process, are written together.
+    """
+    own = process_id()
 
     def count() -> int:
-        epoch = int(client.hincrby(keys.state, EPOCH_FIELD, 1))
-        if epoch <= last:
-            epoch = last + 1
-            client.hset(keys.state, EPOCH_FIELD, str(epoch))
-        return epoch
+        with client.pipeline(transaction=True) as pipe:
+            while True:
+                cast(Any, pipe).watch(keys.state)
+                found = newest_start(pipe, keys)
+                if found.owner == own and found.epoch > last:
+                    return found.epoch  # a repeated attempt whose reply was lost
+                epoch = max(found.epoch, last, 0) + 1
+                pipe.multi()
+                pipe.hset(keys.state, mapping={EPOCH_FIELD: epoch, OWNER_FIELD: own})
+                try:
+                    pipe.execute()
+                    return epoch
+                except redis.WatchError:
+                    continue  # the controller has written its state
 
     return retrying(count, budget_s=budget_s, what="counting the run epoch")

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 
@@ -34,15 +34,14 @@ from leeway.streams import (
     ROLLOUTS_GROUP,
     Consumer,
     Keys,
-    SupersededError,
     Tail,
     append,
     check_epoch,
-    newest_epoch,
     retrying,
     write_in_epoch,
 )
 from leeway_trainer.assemble import Admission, BatchAssembler, describe_slots
+from leeway_trainer.losses import is_overdue
 
 log = logging.getLogger(__name__)
 POLL_S = 0.25
@@ -69,6 +68,13 @@ class Memory:
     def fraction(self) -> float:
         """Share of the limit that is used, 0 without one."""
         return self.used / self.limit if self.limit else 0.0
+
+
+class Arrived(NamedTuple):
+    """What one read brought: entries of the stream, and how many of them filled a slot."""
+
+    entries: int
+    filled: int
 
 
 class Feed:
@@ -108,8 +114,10 @@ class Feed:
             if wake():
                 return False
             self._check_epoch()
-            if self._read():
+            if self._read().filled:
                 progress = time.monotonic()
+            elif is_overdue(self.client, self.keys, self.assembler, self.budget_s):
+                self._look_again()
             now = time.monotonic()
             if is_stalled(self.client, self.keys, now - progress, limit, start_s):
                 raise StalledError(
@@ -123,11 +131,28 @@ class Feed:
         return True
 
     def _check_epoch(self) -> None:
-        found = newest_epoch(self.client, self.keys, budget_s=self.budget_s)
-        if found < self.epoch:
+        found = check_epoch(self.client, self.keys, self.epoch, budget_s=self.budget_s)
+        if found.epoch < self.epoch:
             raise StreamsLostError(f"Redis does not know run epoch {self.epoch}: it lost its data")
-        if found > self.epoch:
-            raise SupersededError(found, self.epoch)
+        version = self.assembler.version
+        if found.published != f"{self.epoch}.{version}":
+            raise StreamsLostError(
+                f"Redis does not know weights version {version} of run epoch {self.epoch}: it lost its last writes"
+            )
+
+    def _look_again(self) -> None:
+        """Every ticket of the batch was answered: read rollouts that a late delivery left pending, too.
+
+        Raises StreamsLostError if that does not complete the batch.
+        """
+        self._rollouts.look_again()
+        while self._read(0).entries:
+            pass
+        if not self.assembler.complete():
+            raise StreamsLostError(
+                f"{describe_slots(self.assembler.awaited())} were answered, or their tickets are gone: Redis lost "
+                "a part of its data"
+            )
 
     def check_newest(self) -> None:
         """Raise SupersededError if a newer trainer has started."""
@@ -186,9 +211,9 @@ class Feed:
             budget_s=self.budget_s,
         )
 
-    def _read(self) -> int:
-        """Read what arrived; returns the number of rollouts that filled a slot."""
-        entries = self._rollouts.read(READ_COUNT, POLL_S)
+    def _read(self, wait_s: float | None = None) -> Arrived:
+        """Read what arrives within `wait_s` seconds (None: POLL_S)."""
+        entries = self._rollouts.read(READ_COUNT, POLL_S if wait_s is None else wait_s)
         filled, useless = 0, []
         for entry in entries:
             rollout = decode(Rollout, entry.fields)
@@ -204,7 +229,7 @@ class Feed:
                 self.duplicates += 1
             log.debug("rollout %s is %s", rollout.header.ticket_id, admission.value)
         self._ack(useless)
-        return filled
+        return Arrived(len(entries), filled)
 
     def _ack(self, ids: list[bytes]) -> None:
         """Acknowledge and delete rollouts, as long as this trainer is the newest."""
