@@ -30,7 +30,9 @@ def simulate(
 ) -> None:
     """Simulate histories of a run under faults, and verify each."""
     if os.environ.get(HASH_SEED) != "0":  # the order of sets must be the same in every replay
-        os.execve(sys.executable, [sys.executable, "-m", __package__, *sys.argv[1:]], os.environ | {HASH_SEED: "0"})
+        os.execve(
+            sys.executable, [sys.executable, "-m", __package__, *sys.argv[1:]], os.environ | {HASH_SEED: "0"}
+        )
     from rich.console import Console
     from rich.progress import Progress
 
@@ -71,8 +73,8 @@ def _show(campaign: Campaign) -> None:
     faults = ", ".join(f"{kind} {count}" for kind, count in found["faults"].items())
     typer.echo(f"faults: {faults or 'none'}")
     typer.echo(
-        f"{campaign.histories} histories, {found['virtual_s']} s of virtual time, {campaign.calls} server calls, "
-        f"{found['cpu_s_per_history']:.2f} s of processor time each"
+        f"{campaign.histories} histories, {found['virtual_s']} s of virtual time, {campaign.calls} server "
+        f"calls, {found['cpu_s_per_history']:.2f} s of processor time each"
     )
     if campaign.broken:
         typer.echo(f"BROKEN: seeds {', '.join(str(o.seed) for o in campaign.broken)}")

@@ -1,7 +1,7 @@
 """The sampler's engine, replaced at its edge: weights arrive by the real transport, responses are computed.
 
-    real       the queue of manifests, the host copy, attestations, pause, abort and resume around a load
-    replaced   vLLM: `draw` instead of a model, a moment of virtual time instead of a generation
+real       the queue of manifests, the host copy, attestations, pause, abort and resume around a load
+replaced   vLLM: `draw` instead of a model, a moment of virtual time instead of a generation
 """
 
 from __future__ import annotations
@@ -113,8 +113,7 @@ class InstantEngine:
 
     async def abort_all(self, budget_s: float = 10.0) -> None:
         self._model.abort()
-        while self._model.requests:
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)
 
 
 def as_generation(tokens: Any, version: int) -> Generation:

@@ -55,7 +55,11 @@ class Fault:
     def __str__(self) -> str:
         words = [f"call {self.call}{' (after it)' if self.after else ''}: {self.kind}"]
         words += [f"of {self.target}"] if self.target else []
-        words += [f"{self.seconds:+g} s" if "clock" in self.kind else f"{self.seconds:g} s"] if self.seconds else []
+        words += (
+            [f"{self.seconds:+g} s" if "clock" in self.kind else f"{self.seconds:g} s"]
+            if self.seconds
+            else []
+        )
         words += [f"pick {self.pick:.3f}"] if self.kind in ("partial loss", "refusal") else []
         return " ".join(words)
 
@@ -68,7 +72,9 @@ class Fault:
         """How many samplers may look dead because of it."""
         if self.kind in ("outage", "full loss", "partial loss", "failover", "refusal"):
             return SAMPLERS if self.seconds > SECONDS[1] else 0
-        long = self.kind == "kill" or (self.kind in ("pause", "replaced", "partition") and self.seconds > SECONDS[1])
+        long = self.kind == "kill" or (
+            self.kind in ("pause", "replaced", "partition") and self.seconds > SECONDS[1]
+        )
         return int(self.target.startswith("sampler") and self.kind in PROCESS_FAULTS and long)
 
 
@@ -83,9 +89,9 @@ def plan_faults(seed: int, kinds: Sequence[str] = KINDS) -> list[Fault]:
         seconds = rng.choice(SECONDS)
         if kind in ("clock jump", "server clock jump"):
             seconds = rng.choice((-1, 1)) * seconds
-        elif kind in ("kill", "second", "full loss", "partial loss"):
-            seconds = 0.0
-        elif kind in CALL_FAULTS and kind != Fate.DELAYED.value:
+        elif kind in ("kill", "second", "full loss", "partial loss") or (
+            kind in CALL_FAULTS and kind != Fate.DELAYED.value
+        ):
             seconds = 0.0
         fault = Fault(
             kind, rng.randint(1, CALLS), target, seconds, round(rng.random(), 4), rng.random() < 0.5

@@ -1,9 +1,9 @@
 """One simulated history: the services, what happens to them, how it must end, and what must hold of it.
 
-    start      a controller, a trainer, samplers
-    faults     each at its call (faults.py); what has ended is started again, as the launcher does
-    finished   the trainer has returned: the others are told to stop, and must end
-    check      the reports, by the checks of `leeway chaos`; what the observer saw; how processes ended
+start      a controller, a trainer, samplers
+faults     each at its call (faults.py); what has ended is started again, as the launcher does
+finished   the trainer has returned: the others are told to stop, and must end
+check      the reports, by the checks of `leeway chaos`; what the observer saw; how processes ended
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
-import redis
-
 from leeway.batches import plan_batch, prompts_digest
 from leeway.checkpoints.find import read_latest
 from leeway.config import RunConfig
 from leeway.streams import Keys, RedisUnavailable, SupersededError
 from leeway_controller.store import DeposedError
 from leeway_host.launch.history import check_reports
-from leeway_simulation.faults import CALL_FAULTS, REFUSALS, SAMPLERS, SECONDS, Fault
+from leeway_simulation.faults import CALL_FAULTS, REFUSALS, SAMPLERS, Fault
 from leeway_simulation.network import Fate, Network, SimulatedConnection
 from leeway_simulation.observer import Observer
 from leeway_simulation.patches import switch, virtual_time
@@ -75,7 +73,7 @@ class History:
         self.out = Path(tempfile.mkdtemp(prefix="leeway-simulation-", dir=_memory()))
         self.place = Place(self.simulation, self.config, self.out, self.problem)
         self.observer = Observer(
-            server, Keys(RUN), self.config, self.problem, lambda: self.lost_samplers
+            server, Keys(RUN), self.config, self.problem, lambda: self.lost_samplers, self._lost_data
         )
         self.snapshots: dict[int, list[tuple[bytes, bytes]]] = {}
 
@@ -217,6 +215,9 @@ class History:
         due = due[:1]
         self.waiting = [fault for fault in self.waiting if fault not in due]
         return due
+
+    def _lost_data(self) -> bool:
+        return any(self.network.happened[kind] for kind in ("full loss", "partial loss", "failover"))
 
     def _happens(self, fault: Fault, where: str) -> None:
         self.network.happened[fault.kind] += 1

@@ -97,7 +97,9 @@ def learner_of(sleep: Callable[[float], None], problem: Callable[[str], None]) -
             header = rollout.header
             seed = ticket_seed(config.seed, header.batch, header.group, header.index)
             if rollout.response_ids.tolist() != draw(seed, weights).tolist():
-                problem(f"step {number}: rollout {header.ticket_id} was not drawn from the weights in theta_s")
+                problem(
+                    f"step {number}: rollout {header.ticket_id} was not drawn from the weights in theta_s"
+                )
         sleep(STEP_S)
         pause()
         place = place_of_change(r.response_ids.tobytes() for r in rollouts)

@@ -1,9 +1,10 @@
 """What every executed command is checked for, and the history of reports as the server saw it.
 
-    a guarded write of a trainer     its run epoch must be the newest                          (invariant 11)
-    a guarded write of a controller  its term must be the newest
-    a mark on a suspected ticket     enough samplers must have died or fallen silent           (invariant 13)
-    a report                         recorded, whether or not the server loses it later
+a guarded write of a trainer     its run epoch must be the newest                          (invariant 11)
+a guarded write of a controller  its term must be the newest
+a mark on a suspected ticket     enough samplers must have died or fallen silent           (invariant 13)
+a loss that a trainer found      the server must have lost something                       (invariant 8)
+a report                         recorded, whether or not the server loses it later
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from leeway.config import RunConfig
-from leeway.messages import Report, ReportHeader, decode
+from leeway.messages import Event, Report, ReportHeader, decode
 from leeway.streams import EPOCH_FIELD, OWNER_FIELD, STATE_FIELD, TERM_FIELD, Keys
 from leeway_simulation.scheduler import Process
 from leeway_simulation.server import Command, Server, Unit, target, text
@@ -29,7 +30,10 @@ def effects(unit: Unit, replies: list[Any]) -> Unit:
 
 
 class Observer:
-    """Watches one history. `lost_samplers()`: how many samplers have died or fallen silent so far."""
+    """Watches one history. `lost_samplers()`: how many samplers have died or fallen silent so far.
+
+    `lost_data()`: whether the server has lost anything.
+    """
 
     def __init__(
         self,
@@ -38,9 +42,10 @@ class Observer:
         config: RunConfig,
         problem: Callable[[str], None],
         lost_samplers: Callable[[], int],
+        lost_data: Callable[[], bool],
     ) -> None:
         self.server, self.keys, self.config = server, keys, config
-        self.problem, self.lost_samplers = problem, lost_samplers
+        self.problem, self.lost_samplers, self.lost_data = problem, lost_samplers, lost_data
         self.reports: list[ReportHeader] = []
         self._known: set[tuple[int, str, int]] = set()
         self._newest = -1
@@ -57,14 +62,15 @@ class Observer:
         for command in done:
             if target(command) == ("XADD", self.keys.reports):
                 self._record(command)
+            elif target(command) == ("XADD", self.keys.events):
+                self._check_loss(process, command)
             elif target(command) == ("HSETNX", self.keys.suspects):
                 self._check_suspect(process, text(command[2]))
 
     # -- reports -----------------------------------------------------------------------------------------
 
     def _record(self, command: Command) -> None:
-        fields = {_bytes(k): _bytes(v) for k, v in zip(command[-2::-2], command[-1::-2], strict=False)}
-        header = decode(Report, fields).header
+        header = decode(Report, _fields(command)).header
         key = (header.epoch, header.event, header.step)
         if key in self._known or header.epoch < self._newest:
             return  # a repeat, or of a trainer that was replaced: readers go by the epoch
@@ -76,11 +82,7 @@ class Observer:
     # -- authority ---------------------------------------------------------------------------------------
 
     def _check_trainer(self, process: Process, done: Unit) -> None:
-        written = [
-            command
-            for command in done
-            if target(command) in self._guarded_of_trainer()
-        ]
+        written = [command for command in done if target(command) in self._guarded_of_trainer()]
         epoch = getattr(getattr(process.service, "epoch", None), "number", None)
         if not written or epoch is None:
             return
@@ -115,11 +117,19 @@ class Observer:
         newest = int(self._state(TERM_FIELD) or 0)
         if newest > store.term:
             self.problem(
-                f"{process} of term {store.term} has written {_brief(written[0])} although term {newest} had begun"
+                f"{process} of term {store.term} has written {_brief(written[0])} although term {newest} had "
+                "begun"
             )
 
     def _state(self, field: str) -> Any:
         return self.server.admin.execute([("HGET", self.keys.state, field)])[0]
+
+    # -- losses ------------------------------------------------------------------------------------------
+
+    def _check_loss(self, process: Process, command: Command) -> None:
+        event = decode(Event, _fields(command)).header
+        if event.name == "streams_lost" and not self.lost_data():
+            self.problem(f"{process}: something is lost, but not by the server: {event.text}")
 
     # -- deliveries --------------------------------------------------------------------------------------
 
@@ -133,6 +143,11 @@ class Observer:
 
 def _bytes(value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _fields(command: Command) -> dict[bytes, bytes]:
+    """The fields of an entry that XADD writes: those of a message without arrays, which has one."""
+    return {_bytes(command[-2]): _bytes(command[-1])}
 
 
 def _brief(command: Command) -> str:

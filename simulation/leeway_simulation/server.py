@@ -168,9 +168,7 @@ class Server:
             for entry_id, owner, _, _ in pending:
                 idle = self.simulation.now - known.get(entry_id, 0.0) >= least_s
                 idle_ms = FAR_MS if idle else 0
-                claims.append(
-                    ("XCLAIM", stream, group, owner, 0, entry_id, "IDLE", idle_ms, "JUSTID")
-                )
+                claims.append(("XCLAIM", stream, group, owner, 0, entry_id, "IDLE", idle_ms, "JUSTID"))
             self.admin.execute(claims)
 
     # -- loss of data ------------------------------------------------------------------------------------

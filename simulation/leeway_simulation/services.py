@@ -55,7 +55,12 @@ def simulated_config(seed: int) -> RunConfig:
             },
             "redis": {"reconnect_s": 10, "socket_timeout_s": 1},
             "weights": {"keyframe_every": 3, "chunk_bytes": 1 << 16},
-            "checks": {"enabled": False, "probe_draws": 0, "self_prefix_responses": 2, "self_prefix_every": 2},
+            "checks": {
+                "enabled": False,
+                "probe_draws": 0,
+                "self_prefix_responses": 2,
+                "self_prefix_every": 2,
+            },
             "output": {"save_model": False},
         }
     )
@@ -128,9 +133,7 @@ def run_sampler(place: Place, process: Process) -> None:
         endpoint = Endpoint(place.config, URL, RUN, process.name)
         engine: Any = await InstantEngine.start(place.simulation, endpoint)
         rewards: Any = InstantRewards(place.config)
-        sampler = Sampler(
-            client, place.keys, place.config, engine, rewards, lambda ids: "", process.name
-        )
+        sampler = Sampler(client, place.keys, place.config, engine, rewards, lambda ids: "", process.name)
         process.service = sampler
         process.state["loop"] = asyncio.get_running_loop()
         await sampler.run()

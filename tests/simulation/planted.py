@@ -1,6 +1,7 @@
 """Plants one bug in the real services and looks for a history that shows it: `python planted.py NAME SEEDS`.
 
-Each bug takes out one mechanism that docs/invariants.md names. Prints the seed that found it, or nothing.
+Each bug takes out one mechanism that docs/invariants.md names. Prints the seed that found it, or nothing;
+with `show` instead of a number, what `leeway chaos --simulate` prints.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from leeway.weights import parse_manifest
 from leeway_controller.store import StateStore
 from leeway_sampler.pending import PendingTickets
 from leeway_sampler.watch import WeightWatcher
+from leeway_simulation.__main__ import app
 from leeway_simulation.campaign import run_history, simulated_server
 from leeway_simulation.observer import Observer
 from leeway_trainer.assemble import BatchAssembler
@@ -54,7 +56,7 @@ def drop_the_watch_of_the_controller() -> None:
 
 
 def take_the_last_manifest() -> None:
-    """Manifests in order of arrival, and samplers load the last one; a replaced trainer may be late with its."""
+    """Manifests come in order of arrival, and samplers load the last one, also of a replaced trainer."""
     drop_the_watch_of_the_trainer()
     Observer._check_trainer = lambda *_: None  # type: ignore[method-assign]  # it would see the write itself
 
@@ -147,10 +149,12 @@ BUGS = {
 }
 
 
-def main(name: str, seeds: int) -> None:
+def main(name: str, seeds: str) -> None:
     BUGS[name]()
+    if seeds == "show":
+        app(["--seeds", "30"])
     with simulated_server() as server:
-        for seed in range(seeds):
+        for seed in range(int(seeds)):
             outcome = run_history(server, seed)
             if outcome.problems:
                 print(json.dumps({"seed": seed, "problem": outcome.problems[0]}))
@@ -159,4 +163,4 @@ def main(name: str, seeds: int) -> None:
 
 if __name__ == "__main__":
     assert os.environ["PYTHONHASHSEED"] == "0"
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2])

@@ -27,7 +27,13 @@ OTHERS = (
 def run(*command: str, budget_s: float) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "PYTHONHASHSEED": "0"}
     return subprocess.run(
-        [sys.executable, *command], env=environ, cwd=ROOT, capture_output=True, text=True, timeout=budget_s, check=False
+        [sys.executable, *command],
+        env=environ,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=budget_s,
+        check=False,
     )
 
 
@@ -63,7 +69,9 @@ def test_a_seed_replays_exactly() -> None:
     first, second = (run(*command, budget_s=200) for _ in range(2))
     cost = "histories, "
     assert first.returncode == second.returncode == 0, first.stderr
-    lines, again = ([line for line in done.stdout.splitlines() if cost not in line] for done in (first, second))
+    lines, again = (
+        [line for line in done.stdout.splitlines() if cost not in line] for done in (first, second)
+    )
     assert lines == again
     assert sum("fault:" in line for line in lines) >= 3
 

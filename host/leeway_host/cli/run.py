@@ -147,7 +147,9 @@ def chaos(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the faults.")] = 0,
     simulate: Annotated[
         bool,
-        typer.Option("--simulate", help="Instead of a run: simulate whole runs in one process, without CONFIG."),
+        typer.Option(
+            "--simulate", help="Instead of a run: simulate whole runs in one process, without CONFIG."
+        ),
     ] = False,
     seeds: Annotated[
         int, typer.Option(min=1, help="With --simulate: number of histories, from --seed on.")

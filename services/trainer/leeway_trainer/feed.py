@@ -137,7 +137,8 @@ class Feed:
         version = self.assembler.version
         if found.published != f"{self.epoch}.{version}":
             raise StreamsLostError(
-                f"Redis does not know weights version {version} of run epoch {self.epoch}: it lost its last writes"
+                f"Redis does not know weights version {version} of run epoch {self.epoch}: it lost its last "
+                "writes"
             )
 
     def _look_again(self) -> None:
@@ -150,8 +151,8 @@ class Feed:
             pass
         if not self.assembler.complete():
             raise StreamsLostError(
-                f"{describe_slots(self.assembler.awaited())} were answered, or their tickets are gone: Redis lost "
-                "a part of its data"
+                f"{describe_slots(self.assembler.awaited())}: neither tickets nor rollouts are left: "
+                "Redis has lost a part of its data"
             )
 
     def check_newest(self) -> None:

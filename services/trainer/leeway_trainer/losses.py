@@ -1,8 +1,8 @@
 """Did the server lose a part of the run, while the trainer waits for rollouts that will never come?
 
 A ticket is in the stream until its rollout is: both change in one MULTI. So when the controller has written
-the tickets of a batch, and later no ticket is left, all its rollouts are written; if they are not there either,
-the server has lost tickets or rollouts (a failover, an eviction, a deleted key).
+the tickets of a batch, and later no ticket is left, all its rollouts are written. If they are not there
+either, the server has lost tickets or rollouts (a failover, an eviction, a deleted key).
 """
 
 from __future__ import annotations

@@ -64,9 +64,7 @@ def newest_start(client: Any, keys: Keys) -> Start:
 
 def newest_epoch(client: redis.Redis, keys: Keys, *, budget_s: float) -> int:
     """The newest run epoch; -1 if the server knows none. Raises RedisUnavailable."""
-    return retrying(
-        lambda: newest_start(client, keys).epoch, budget_s=budget_s, what="reading the run epoch"
-    )
+    return retrying(lambda: newest_start(client, keys).epoch, budget_s=budget_s, what="reading the run epoch")
 
 
 def check_epoch(client: redis.Redis, keys: Keys, epoch: int, *, budget_s: float) -> Start:

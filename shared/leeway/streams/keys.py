@@ -12,10 +12,11 @@ REPORTS_GROUP = "controller"
 EPOCH_FIELD = "epoch"
 """Counts the starts of the trainer; the newest start owns the run."""
 OWNER_FIELD = "epoch_owner"
-"""The trainer process that has begun that epoch. After a loss of data the count begins again, and two trainers
-may have arrived at the same number."""
+"""The trainer process that has begun that epoch. After a loss of data the count begins again, and two
+trainers may have arrived at the same number."""
 PUBLISHED_FIELD = "published"
-"""The newest weight version that was announced, as <epoch>.<version>; tells a server that lost its last writes."""
+"""The newest weight version that was announced, as <epoch>.<version>. A server that has lost its last writes
+has an older one."""
 STATE_FIELD = "controller"
 """The controller's state, a `leeway.run_state.RunState` as JSON."""
 TERM_FIELD = "controller_term"

@@ -56,7 +56,7 @@ def test_a_batch_whose_tickets_and_rollouts_are_gone_is_drawn_again(
     client: redis.Redis, keys: Keys, feed: Feed
 ) -> None:
     answer(client, keys, feed.epoch, 0)  # and the other one was lost
-    with pytest.raises(StreamsLostError, match="1 of batch 0: 0/1 .* are gone"):
+    with pytest.raises(StreamsLostError, match="1 of batch 0: 0/1 .*: neither tickets nor rollouts are left"):
         feed.wait(lambda: False)
 
 
@@ -141,7 +141,7 @@ def fragile(client: redis.Redis) -> redis.Redis:
 def test_a_connection_lost_during_a_publication_is_made_up_for(
     client: redis.Redis, fragile: redis.Redis, keys: Keys, commands: tuple[str, ...]
 ) -> None:
-    """HGET and HMGET come between WATCH and EXEC, where redis-py reports a lost connection as a WatchError."""
+    """HGET and HMGET come after WATCH, where redis-py reports a lost connection as a WatchError."""
     LosesOne.lose = commands
     publish(fragile, keys, 1, 0)
     assert LosesOne.lose == ()
