@@ -23,7 +23,7 @@ from leeway.checkpoints.find import read_latest
 from leeway.config import RunConfig
 from leeway.streams import Keys, RedisUnavailable, SupersededError
 from leeway_controller.store import DeposedError
-from leeway_host.launch.history import check_reports
+from leeway_host.launch.history import ExpectedDigest, check_reports
 from leeway_simulation.faults import CALL_FAULTS, REFUSALS, SAMPLERS, Fault
 from leeway_simulation.network import Fate, Network, SimulatedConnection
 from leeway_simulation.observer import Observer
@@ -299,7 +299,7 @@ class History:
         for text in check_reports(self.observer.reports, next_batch, self.config, self._expected()):
             self.problem(text)
 
-    def _expected(self):  # type: ignore[no-untyped-def]
+    def _expected(self) -> ExpectedDigest:
         config = self.config
 
         @cache

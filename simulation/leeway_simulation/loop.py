@@ -46,7 +46,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._woken = Signal()
         self._wake_up = False
         self._selector: Any = self  # what BaseEventLoop waits with
-        self.set_task_factory(_task)
+        self.set_task_factory(_task)  # type: ignore[arg-type]  # it names arguments that vary by version
         self.set_exception_handler(lambda loop, context: None)
 
     def time(self) -> float:
@@ -71,7 +71,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._wake_up = True
         self._simulation.wake(self._woken)
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> Any:
         future = self.create_future()
 
         def work() -> None:

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 import redis
+from redis._parsers.base import BaseParser
 from redis.exceptions import ExecAbortError, RedisError
 
 from leeway_simulation.scheduler import Killed, Process, Simulation
@@ -186,10 +187,9 @@ def without_block(unit: Unit) -> tuple[Unit, float | None]:
 
 def parse_error(message: str) -> RedisError:
     """The exception that redis-py makes of an error reply."""
-    from redis._parsers.base import BaseParser
-
-    found: Any = BaseParser.parse_error(message)
-    return found  # type: ignore[no-any-return]
+    parser: Any = BaseParser
+    found: RedisError = parser.parse_error(message)
+    return found
 
 
 class SimulatedConnection(redis.UnixDomainSocketConnection):
@@ -199,7 +199,7 @@ class SimulatedConnection(redis.UnixDomainSocketConnection):
     """Set for each history."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, driver_info=None, **kwargs)
+        super().__init__(*args, driver_info=None, **kwargs)  # type: ignore[no-untyped-call]
         self.process = self.network.simulation.process
         self.timeout_s = float(self.socket_timeout or 5.0)
         self.opened = False
@@ -244,7 +244,7 @@ class SimulatedConnection(redis.UnixDomainSocketConnection):
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         self.connect()
         if check_health:
-            self.check_health()
+            self.check_health()  # type: ignore[no-untyped-call]
         self._replies.extend(self.network.call(self, command))
 
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
@@ -254,7 +254,7 @@ class SimulatedConnection(redis.UnixDomainSocketConnection):
             raise redis.ConnectionError("Connection closed by server.")
         reply = self._replies.popleft()
         if self.health_check_interval:
-            self.next_health_check = self.network.simulation.now + self.health_check_interval
+            self.next_health_check = self.network.simulation.now + self.health_check_interval  # type: ignore[assignment]
         if isinstance(reply, RedisError):
             raise reply
         return reply
