@@ -26,6 +26,7 @@ SECONDS = (0.5, 3.0, 7.0, 15.0, 40.0)
 CALL_FAULTS = tuple(fate.value for fate in Fate)
 PROCESS_FAULTS = ("pause", "kill", "partition", "clock jump", "second", "replaced", "flapping")
 SERVER_FAULTS = ("full loss", "partial loss", "failover", "outage", "refusal", "server clock jump")
+LOSSES = ("full loss", "partial loss", "failover")
 KINDS = (*CALL_FAULTS, *PROCESS_FAULTS, *SERVER_FAULTS)
 REFUSALS = (
     "OOM command not allowed when used memory > 'maxmemory'.",

@@ -24,8 +24,9 @@ from leeway.config import RunConfig
 from leeway.streams import Keys, RedisUnavailable, SupersededError
 from leeway_controller.store import DeposedError
 from leeway_host.launch.history import ExpectedDigest, check_reports
-from leeway_simulation.faults import CALL_FAULTS, REFUSALS, SAMPLERS, Fault
-from leeway_simulation.network import Fate, Network, SimulatedConnection
+from leeway_simulation.faults import SAMPLERS, Fault
+from leeway_simulation.injection import Injection, Processes
+from leeway_simulation.network import Network, SimulatedConnection
 from leeway_simulation.observer import Observer
 from leeway_simulation.patches import switch, virtual_time
 from leeway_simulation.scheduler import Killed, Process, Simulation, SimulationError
@@ -35,8 +36,6 @@ from leeway_simulation.services import ITEMS, MAINS, RUN, Place, encode_item, si
 LIMIT_S = 1500.0
 """Virtual seconds after which a history counts as endless."""
 RESTART_S = 2.0
-LOST_SHARE = 0.4
-"""Share of the keys that a partial loss takes."""
 STOP_S = 120.0
 """Virtual seconds that services may take to stop."""
 EXPECTED = (RedisUnavailable, SupersededError, DeposedError)
@@ -61,27 +60,33 @@ class History:
     """See the module's docstring."""
 
     def __init__(self, server: Server, seed: int, faults: Sequence[Fault]) -> None:
-        self.server, self.seed, self.faults = server, seed, list(faults)
+        self.server = server
         self.simulation = Simulation(seed, LIMIT_S, switch)
         self.network = Network(self.simulation, server)
         self.config: RunConfig = simulated_config(seed)
-        self.outcome = Outcome(seed, self.faults, [], self.network.happened)
+        self.outcome = Outcome(seed, list(faults), [], self.network.happened)
         self.processes: list[Process] = []
-        self.waiting = list(self.faults)
-        self.lost_samplers = 0
         self.stopping = False
         self.out = Path(tempfile.mkdtemp(prefix="leeway-simulation-", dir=_memory()))
         self.place = Place(self.simulation, self.config, self.out, self.problem)
-        self.observer = Observer(
-            server, Keys(RUN), self.config, self.problem, lambda: self.lost_samplers, self._lost_data
+        self.injection = Injection(
+            self.simulation, self.network, server, Processes(self._start, self._kill), faults, self.log
         )
-        self.snapshots: dict[int, list[tuple[bytes, bytes]]] = {}
+        self.ended_samplers = 0
+        """Samplers that gave up."""
+        self.observer = Observer(
+            server,
+            Keys(RUN),
+            self.config,
+            self.problem,
+            lambda: self.injection.silenced + self.ended_samplers,
+            self.injection.lost_data,
+        )
 
     def run(self) -> Outcome:
         """Run to the end and check."""
         SimulatedConnection.network = self.network
         self.server.begin(self.simulation, self.observer.executed)
-        self.network.before, self.network.after = self._before, self._after
         collects = gc.isenabled()
         gc.disable()  # finalizers would run at moments that no seed decides
         try:
@@ -144,8 +149,8 @@ class History:
         process.ended = True
         if process.role == "trainer" and process.error is None and not process.dead and not self.stopping:
             self._finish()
-        elif process.role == "sampler" and not self.stopping:
-            self.lost_samplers += 1
+        elif process.role == "sampler" and process.error is not None:
+            self.ended_samplers += 1
         if self.stopping:
             if all(p.ended or p.dead for p in self.processes):
                 self.simulation.end()
@@ -162,7 +167,7 @@ class History:
     def _finish(self) -> None:
         """The run is complete: stop the others."""
         self.stopping = True
-        self.waiting = []
+        self.injection.stop()
         for process in self.processes:
             if not (process.ended or process.dead):
                 if process.service is None:
@@ -180,113 +185,13 @@ class History:
         self.problem(f"{', '.join(late)} did not stop within {STOP_S:g} s of the end")
         self.simulation.end()
 
-    def _alive(self, name: str) -> Process | None:
-        """The newest process of this name that runs."""
-        found = [p for p in self.processes if p.name == name and not (p.ended or p.dead)]
-        return found[-1] if found else None
-
-    def _waiting_for(self) -> str:
-        return ", ".join(str(p) for p in self.processes if not (p.ended or p.dead)) or "nobody is left"
-
-    # -- faults ------------------------------------------------------------------------------------------
-
-    def _before(self, number: int, process: Process) -> tuple[Fate, float] | None:
-        for fault in self._due(number, process, after=False):
-            if fault.kind in CALL_FAULTS:
-                self._happens(fault, str(process))
-                return Fate(fault.kind), fault.seconds
-            self._inject(fault, process)
-        return None
-
-    def _after(self, number: int, process: Process) -> None:
-        for fault in self._due(number, process, after=True):
-            self._inject(fault, process)
-
-    def _due(self, number: int, process: Process, *, after: bool) -> list[Fault]:
-        if not self.waiting or self.waiting[0].call > number:
-            return []
-        due = [
-            fault
-            for fault in self.waiting
-            if fault.call <= number
-            and fault.target in ("", process.name)
-            and (fault.after and fault.kind not in CALL_FAULTS) == after
-        ]
-        due = due[:1]
-        self.waiting = [fault for fault in self.waiting if fault not in due]
-        return due
-
-    def _lost_data(self) -> bool:
-        return any(self.network.happened[kind] for kind in ("full loss", "partial loss", "failover"))
-
-    def _happens(self, fault: Fault, where: str) -> None:
-        self.network.happened[fault.kind] += 1
-        self.log(f"fault: {fault} [{where}]")
-
-    def _inject(self, fault: Fault, process: Process) -> None:
-        self._happens(fault, str(process))
-        simulation, network = self.simulation, self.network
-        until = simulation.now + fault.seconds
-        if process.role == "sampler" and fault.silences:
-            self.lost_samplers += 1
-        elif fault.silences:
-            self.lost_samplers += fault.silences
-        match fault.kind:
-            case "pause":
-                self._pause(process, until)
-            case "kill":
-                self._kill(process)
-            case "partition":
-                network.cut[process.name] = until
-            case "flapping":
-                network.flaps[process.name] = until
-            case "clock jump":
-                process.wall_offset_s += fault.seconds
-            case "second":
-                self._second(process)
-            case "replaced":
-                self._pause(process, until)
-                if process.role != "sampler":
-                    self._second(process)
-            case "full loss":
-                self.server.lose(self.server.keys())
-                network.close_all()
-            case "partial loss":
-                self._lose_some(fault.pick)
-            case "failover":
-                snapshot = self.server.snapshot()
-                simulation.at(until, partial(self._fail_over, snapshot))
-            case "outage":
-                network.cut["*"] = until
-            case "refusal":
-                network.refusal = (until, REFUSALS[int(fault.pick * len(REFUSALS))])
-            case "server clock jump":
-                self.server.offset_s += fault.seconds
-
-    def _lose_some(self, pick: float) -> None:
-        """Delete a share of the keys."""
-        keys = [key for i, key in enumerate(self.server.keys()) if (7 * pick + 0.618 * i) % 1 < LOST_SHARE]
-        self.log(f"lost: {b', '.join(keys).decode()}")
-        self.server.lose(keys)
-
-    def _pause(self, process: Process, until: float) -> None:
-        process.paused_until = until
-
     def _kill(self, process: Process) -> None:
         self.log(f"{process} is killed")
         self.simulation.kill(process)
         self.simulation.at(self.simulation.now, partial(self._ended, process))
 
-    def _second(self, process: Process) -> None:
-        name = process.name if process.role != "sampler" else f"{process.name}-more"
-        self._start(name, process.role)
-
-    def _fail_over(self, snapshot: list[tuple[bytes, bytes]]) -> None:
-        if self.stopping:
-            return
-        self.log("the replica takes over")
-        self.server.restore(snapshot)
-        self.network.close_all()
+    def _waiting_for(self) -> str:
+        return ", ".join(str(p) for p in self.processes if not (p.ended or p.dead)) or "nobody is left"
 
     # -- what must hold ----------------------------------------------------------------------------------
 

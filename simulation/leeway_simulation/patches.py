@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import redis.client
 import redis.connection
 import redis.retry
 
@@ -47,6 +48,15 @@ def switch(before: Process | None, after: Process) -> None:
         setattr(module, name, after.state[name] if name in after.state else first(after))
 
 
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """In the place of redis-py's own metrics, which nobody reads and which take a tenth of the time."""
+
+
+def _metrics_of_redis() -> list[tuple[Any, str, Any]]:
+    modules = (redis.client, redis.connection)
+    return [(m, name, _nothing) for m in modules for name in vars(m) if name.startswith("record_")]
+
+
 @contextmanager
 def virtual_time(simulation: Simulation, connection_class: type[Any]) -> Iterator[None]:
     """Inside, clocks and sleeps of the services are those of `simulation`, and so are new connections."""
@@ -67,6 +77,7 @@ def virtual_time(simulation: Simulation, connection_class: type[Any]) -> Iterato
         (os, "fsync", fsync),
         (redis.connection, "UnixDomainSocketConnection", connection_class),
         *COARSER,
+        *_metrics_of_redis(),
     ]
     before = [(module, name, getattr(module, name)) for module, name, _ in replaced]
     for module, name, value in replaced:

@@ -80,7 +80,9 @@ def find(bug: str, seeds: int) -> None:
     done = run(str(HERE / "planted.py"), bug, str(seeds), budget_s=3000)
     assert done.returncode == 0, done.stderr
     assert done.stdout, f"none of {seeds} histories shows the bug {bug}"
-    print(bug, done.stdout)
+    found = json.loads(done.stdout)
+    print(bug, found)
+    simulate(found["seed"], 1, budget_s=200)  # it was the bug
 
 
 @pytest.mark.parametrize("bug", CHEAP)

@@ -14,6 +14,7 @@ import redis
 
 from leeway.config import RunConfig
 from leeway.streams import EPOCH_FIELD, OWNER_FIELD, Keys, newest_start, process_id, retrying
+from leeway.weights import latest_manifest
 from leeway_trainer.feed import Feed
 from leeway_trainer.ranks import Ranks
 
@@ -57,18 +58,21 @@ def begin_epoch(
 def count_epoch(client: redis.Redis, keys: Keys, last: int, budget_s: float) -> int:
     """Begin the next run epoch, which is above `last` even on a server that has never seen the run.
 
+    It is also above that of every published version: a server that has lost the counter may still have some.
     Its number and its owner, this process, are written together.
     """
     own = process_id()
 
     def count() -> int:
+        newest = latest_manifest(client, keys)
+        least = max(last, 0 if newest is None else newest.epoch)
         with client.pipeline(transaction=True) as pipe:
             while True:
                 cast(Any, pipe).watch(keys.state)
                 found = newest_start(pipe, keys)
                 if found.owner == own and found.epoch > last:
                     return found.epoch  # a repeated attempt whose reply was lost
-                epoch = max(found.epoch, last, 0) + 1
+                epoch = max(found.epoch, least) + 1
                 pipe.multi()
                 pipe.hset(keys.state, mapping={EPOCH_FIELD: epoch, OWNER_FIELD: own})
                 try:

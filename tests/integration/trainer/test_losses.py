@@ -106,6 +106,14 @@ def test_a_repeated_count_is_the_same_epoch(client: redis.Redis, keys: Keys) -> 
     assert count_epoch(client, keys, 4, 5.0) == 5
 
 
+def test_a_lost_counter_does_not_lead_to_the_epoch_of_a_version_that_is_still_published(
+    client: redis.Redis, keys: Keys, feed: Feed
+) -> None:
+    publish(client, keys, feed.epoch, 2)
+    client.delete(keys.state)
+    assert count_epoch(client, keys, -1, 5.0) == feed.epoch + 1
+
+
 def test_manifests_are_in_order_whatever_the_server_clock_says(client: redis.Redis, keys: Keys) -> None:
     tail = Tail(client, keys.weights)
     publish(client, keys, 1, 7)
