@@ -13,7 +13,7 @@ from typing import Any
 
 from leeway_simulation.network import Fate
 
-CALLS = 700
+CALLS = 500
 """Server calls of an undisturbed history, about: faults are due within them."""
 MOST_FAULTS = 6
 MOST_SILENCES = 2

@@ -222,6 +222,11 @@ class SimulatedConnection(redis.UnixDomainSocketConnection):
             raise redis.ConnectionError("Error 110 connecting: timed out.")
         self.session = self.network.server.open()
         self.opened, self.broken = True, False
+        self._heard()  # the handshake was answered
+
+    def _heard(self) -> None:
+        due = self.network.simulation.now + self.health_check_interval
+        self.next_health_check = due  # type: ignore[assignment]
 
     def disconnect(self, *args: Any, **kwargs: Any) -> None:
         self._replies.clear()
@@ -253,8 +258,7 @@ class SimulatedConnection(redis.UnixDomainSocketConnection):
         if not self._replies:
             raise redis.ConnectionError("Connection closed by server.")
         reply = self._replies.popleft()
-        if self.health_check_interval:
-            self.next_health_check = self.network.simulation.now + self.health_check_interval  # type: ignore[assignment]
+        self._heard()
         if isinstance(reply, RedisError):
             raise reply
         return reply

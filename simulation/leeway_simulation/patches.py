@@ -25,8 +25,8 @@ import leeway_trainer.feed as feed
 from leeway_simulation.scheduler import Process, Simulation
 
 COARSER: tuple[tuple[Any, str, float], ...] = (
-    (reconcile, "BLOCK_S", 0.5),
-    (feed, "POLL_S", 0.5),
+    (reconcile, "BLOCK_S", 1.0),
+    (feed, "POLL_S", 1.0),
     (serve, "NOT_READY_S", 0.1),
 )
 """Waits that end when something arrives anyway. Fewer of them take place for nothing."""

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import hiredis
 import redis
 from redis.exceptions import RedisError
 
@@ -49,7 +50,9 @@ class Session:
 
     def execute(self, unit: Unit) -> list[Any]:
         """The replies, errors among them."""
-        self.connection.send_packed_command(self.connection.pack_commands(unit), check_health=False)
+        # Packed as redis-py would, one write for all.
+        packed = b"".join(hiredis.pack_command(tuple(map(_plain, command))) for command in unit)
+        self.connection.send_packed_command([packed], check_health=False)
         replies = []
         for _ in unit:
             try:
@@ -191,6 +194,11 @@ class Server:
     def restore(self, snapshot: Sequence[tuple[bytes, bytes]]) -> None:
         """The replica takes over: everything that was written since the snapshot is lost."""
         self.admin.execute([("FLUSHALL",), *(("RESTORE", key, 0, dump) for key, dump in snapshot)])
+
+
+def _plain(value: Any) -> str | bytes | int | float:
+    """A value of a command as the encoder takes it."""
+    return value if isinstance(value, str | bytes | int | float) else bytes(value)
 
 
 def _id_place(command: Command) -> int:

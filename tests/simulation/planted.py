@@ -16,7 +16,7 @@ import leeway.streams.authority as authority
 import leeway.weights.publish as publish
 import leeway_controller.store as store
 import leeway_trainer.feed as feed
-from leeway.streams import LOST, Consumer, newest_start, retrying
+from leeway.streams import LOST, PUBLISHED_FIELD, Consumer, newest_start, retrying
 from leeway.weights import parse_manifest
 from leeway_controller.store import StateStore
 from leeway_sampler.pending import PendingTickets
@@ -62,8 +62,12 @@ def take_the_last_manifest() -> None:
 
     def announce(client: Any, keys: Any, manifest: Any, budget_s: float) -> None:
         fields = {publish.MANIFEST_FIELD: manifest.model_dump_json()}
-        write = lambda pipe: pipe.xadd(keys.weights, fields)  # noqa: E731
-        publish.write_in_epoch(client, keys, manifest.epoch, write, budget_s=budget_s, what="publishing")
+
+        def effects(pipe: Any) -> None:
+            pipe.xadd(keys.weights, fields)
+            pipe.hset(keys.state, PUBLISHED_FIELD, f"{manifest.epoch}.{manifest.version}")
+
+        publish.write_in_epoch(client, keys, manifest.epoch, effects, budget_s=budget_s, what="publishing")
 
     async def newest(self: Any, wait_s: float) -> Any:
         import asyncio
