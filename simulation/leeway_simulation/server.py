@@ -196,7 +196,7 @@ class Server:
         self.admin.execute([("FLUSHALL",), *(("RESTORE", key, 0, dump) for key, dump in snapshot)])
 
 
-def _plain(value: Any) -> str | bytes | int | float:
+def _plain(value: Any) -> Any:
     """A value of a command as the encoder takes it."""
     return value if isinstance(value, str | bytes | int | float) else bytes(value)
 
