@@ -17,6 +17,9 @@ from leeway_simulation.faults import Fault, plan_faults
 from leeway_simulation.history import History, Outcome
 from leeway_simulation.server import Server
 
+SCHEDULES = 6
+"""Orders of steps that are tried when a history is reduced."""
+
 
 @dataclass
 class Campaign:
@@ -68,9 +71,11 @@ def simulated_server() -> Iterator[Server]:
         logging.disable(logging.NOTSET)
 
 
-def run_history(server: Server, seed: int, faults: Sequence[Fault] | None = None) -> Outcome:
-    """The history of `seed`, with its own faults or with `faults`."""
-    return History(server, seed, plan_faults(seed) if faults is None else faults).run()
+def run_history(
+    server: Server, seed: int, faults: Sequence[Fault] | None = None, schedule: int = 0
+) -> Outcome:
+    """The history of `seed`, with its own faults or with `faults`; `schedule`: another order of steps."""
+    return History(server, seed, plan_faults(seed) if faults is None else faults, schedule).run()
 
 
 def run_histories(
@@ -90,11 +95,16 @@ def run_histories(
 
 
 def shrink(server: Server, broken: Outcome) -> Outcome:
-    """The same history without the faults that it breaks without."""
+    """The same history without the faults that it breaks without.
+
+    Without a fault everything after it happens at other moments, so that a few orders of steps are tried.
+    """
     smallest = broken
     for fault in broken.faults:
         fewer = [other for other in smallest.faults if other is not fault]
-        outcome = run_history(server, broken.seed, fewer)
-        if outcome.problems:
-            smallest = outcome
+        for schedule in range(SCHEDULES):
+            outcome = run_history(server, broken.seed, fewer, schedule)
+            if outcome.problems:
+                smallest = outcome
+                break
     return smallest

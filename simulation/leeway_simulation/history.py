@@ -59,9 +59,9 @@ class Outcome:
 class History:
     """See the module's docstring."""
 
-    def __init__(self, server: Server, seed: int, faults: Sequence[Fault]) -> None:
+    def __init__(self, server: Server, seed: int, faults: Sequence[Fault], schedule: int = 0) -> None:
         self.server = server
-        self.simulation = Simulation(seed, LIMIT_S, switch)
+        self.simulation = Simulation(f"{seed}/{schedule}" if schedule else seed, LIMIT_S, switch)
         self.network = Network(self.simulation, server)
         self.config: RunConfig = simulated_config(seed)
         self.outcome = Outcome(seed, list(faults), [], self.network.happened)

@@ -96,7 +96,9 @@ _idle: list[_Worker] = []
 class Simulation:
     """One simulated history. `limit_s`: virtual seconds after which it ends whatever happens."""
 
-    def __init__(self, seed: int, limit_s: float, switch: Callable[[Process | None, Process], None]) -> None:
+    def __init__(
+        self, seed: int | str, limit_s: float, switch: Callable[[Process | None, Process], None]
+    ) -> None:
         self.rng = random.Random(seed)
         self.now = 0.0
         self.limit_s = limit_s
