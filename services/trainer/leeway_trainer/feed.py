@@ -41,7 +41,7 @@ from leeway.streams import (
     write_in_epoch,
 )
 from leeway_trainer.assemble import Admission, BatchAssembler, describe_slots
-from leeway_trainer.losses import is_overdue
+from leeway_trainer.losses import is_overdue, manifests_are_gone
 
 log = logging.getLogger(__name__)
 POLL_S = 0.25
@@ -116,8 +116,8 @@ class Feed:
             self._check_epoch()
             if self._read().filled:
                 progress = time.monotonic()
-            elif is_overdue(self.client, self.keys, self.assembler, self.budget_s):
-                self._look_again()
+            else:
+                self._check_losses()
             now = time.monotonic()
             if is_stalled(self.client, self.keys, now - progress, limit, start_s):
                 raise StalledError(
@@ -141,11 +141,18 @@ class Feed:
                 "writes"
             )
 
-    def _look_again(self) -> None:
-        """Every ticket of the batch was answered: read rollouts that a late delivery left pending, too.
+    def _check_losses(self) -> None:
+        """Raise StreamsLostError if samplers can no longer answer what is awaited.
 
-        Raises StreamsLostError if that does not complete the batch.
+        If every ticket of the batch was answered, rollouts that a late delivery left pending are read first.
         """
+        if manifests_are_gone(self.client, self.keys, self.budget_s):
+            raise StreamsLostError(
+                f"Redis has lost the manifest of weights version {self.assembler.version} of run epoch "
+                f"{self.epoch}"
+            )
+        if not is_overdue(self.client, self.keys, self.assembler, self.budget_s):
+            return
         self._rollouts.look_again()
         while self._read(0).entries:
             pass

@@ -14,6 +14,11 @@ from leeway.streams import Keys, retrying
 from leeway_trainer.assemble import BatchAssembler
 
 
+def manifests_are_gone(client: redis.Redis, keys: Keys, budget_s: float) -> bool:
+    """Whether no weight version is published any more, not even the newest. Raises RedisUnavailable."""
+    return not retrying(lambda: client.xlen(keys.weights), budget_s=budget_s, what=f"counting {keys.weights}")
+
+
 def is_overdue(client: redis.Redis, keys: Keys, awaited: BatchAssembler, budget_s: float) -> bool:
     """Whether every ticket of the batch that `awaited` lacks rollouts of was written and answered.
 

@@ -85,6 +85,13 @@ def test_a_lost_manifest_is_noticed(client: redis.Redis, keys: Keys, feed: Feed)
         feed.wait(lambda: False)
 
 
+def test_a_lost_stream_of_manifests_is_noticed(client: redis.Redis, keys: Keys, feed: Feed) -> None:
+    client.delete(keys.weights)
+    client.xadd(keys.tickets, {"h": "x"})
+    with pytest.raises(StreamsLostError, match="lost the manifest of weights version 1"):
+        feed.wait(lambda: False)
+
+
 def test_two_trainers_that_counted_the_same_epoch_are_told_apart(
     client: redis.Redis, keys: Keys, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
