@@ -44,6 +44,7 @@ class Fault:
 
     `target`: a process; "" for the server. `seconds`: how long it lasts, or how far a clock jumps. `pick` in
     [0, 1): what of several things is hit. `after`: after the call was executed rather than before.
+    `at_write`: at the next transaction of the target, between its check and its effects.
     """
 
     kind: str
@@ -52,10 +53,12 @@ class Fault:
     seconds: float = 0.0
     pick: float = 0.0
     after: bool = False
+    at_write: bool = False
 
     def __str__(self) -> str:
         words = [f"call {self.call}{' (after it)' if self.after else ''}: {self.kind}"]
         words += [f"of {self.target}"] if self.target else []
+        words += ["at its next transaction"] if self.at_write else []
         words += (
             [f"{self.seconds:+g} s" if "clock" in self.kind else f"{self.seconds:g} s"]
             if self.seconds
@@ -94,9 +97,10 @@ def plan_faults(seed: int, kinds: Sequence[str] = KINDS) -> list[Fault]:
             kind in CALL_FAULTS and kind != Fate.DELAYED.value
         ):
             seconds = 0.0
-        fault = Fault(
-            kind, rng.randint(1, CALLS), target, seconds, round(rng.random(), 4), rng.random() < 0.5
-        )
+        at_write = kind in PROCESS_FAULTS and rng.random() < 0.5
+        after = not at_write and rng.random() < 0.5
+        pick = round(rng.random(), 4)
+        fault = Fault(kind, rng.randint(1, CALLS), target, seconds, pick, after, at_write)
         if silences + fault.silences <= MOST_SILENCES:
             silences += fault.silences
             faults.append(fault)

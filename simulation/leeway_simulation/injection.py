@@ -9,7 +9,7 @@ from functools import partial
 from leeway_simulation.faults import CALL_FAULTS, LOSSES, REFUSALS, Fault
 from leeway_simulation.network import Fate, Network
 from leeway_simulation.scheduler import Process, Simulation
-from leeway_simulation.server import Server
+from leeway_simulation.server import Server, Unit
 
 LOST_SHARE = 0.4
 """Share of the keys that a partial loss takes."""
@@ -54,8 +54,8 @@ class Injection:
 
     # -- when --------------------------------------------------------------------------------------------
 
-    def _before(self, number: int, process: Process) -> tuple[Fate, float] | None:
-        fault = self._due(number, process, after=False)
+    def _before(self, number: int, process: Process, unit: Unit) -> tuple[Fate, float] | None:
+        fault = self._due(number, process, after=False, transaction=unit[0][0] == "MULTI")
         if fault is None:
             return None
         self._note(fault, process)
@@ -65,18 +65,18 @@ class Injection:
         return None
 
     def _after(self, number: int, process: Process) -> None:
-        fault = self._due(number, process, after=True)
+        fault = self._due(number, process, after=True, transaction=False)
         if fault is not None:
             self._note(fault, process)
             self._inject(fault, process)
 
-    def _due(self, number: int, process: Process, *, after: bool) -> Fault | None:
+    def _due(self, number: int, process: Process, *, after: bool, transaction: bool) -> Fault | None:
         """The first fault that is due at this call of `process`; it happens once."""
         for fault in self.waiting:
             if fault.call > number:
                 return None
             late = fault.after and fault.kind not in CALL_FAULTS
-            if late == after and fault.target in ("", process.name):
+            if late == after and fault.target in ("", process.name) and transaction >= fault.at_write:
                 self.waiting.remove(fault)
                 return fault
         return None

@@ -53,7 +53,7 @@ class Network:
     def __init__(self, simulation: Simulation, server: Server) -> None:
         self.simulation, self.server = simulation, server
         self.calls = 0
-        self.before: Callable[[int, Process], tuple[Fate, float] | None] = lambda number, process: None
+        self.before: Callable[[int, Process, Unit], tuple[Fate, float] | None] = lambda *call: None
         self.after: Callable[[int, Process], None] = lambda number, process: None
         self.cut: dict[str, float] = {}
         """Names of processes -> virtual time until which they do not reach the server; "*": nobody does."""
@@ -78,7 +78,7 @@ class Network:
         """The replies to a unit. Raises redis.ConnectionError, redis.TimeoutError and Killed."""
         process, simulation = connection.process, self.simulation
         self.calls += 1
-        fault = self.before(self.calls, process)
+        fault = self.before(self.calls, process, unit)
         slow = simulation.rng.random() < SLOW_CALLS
         simulation.sleep(simulation.rng.random() * (SLOW_S if slow else LATENCY_S))
         if connection.broken:
