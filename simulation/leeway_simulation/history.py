@@ -148,7 +148,7 @@ class History:
     def _ended(self, process: Process) -> None:
         process.ended = True
         if process.role == "trainer" and process.error is None and not process.dead and not self.stopping:
-            self._finish()
+            self._finish(process)
         elif process.role == "sampler" and process.error is not None:
             self.ended_samplers += 1
         if self.stopping:
@@ -164,7 +164,7 @@ class History:
         if not any(p.name == process.name and not (p.ended or p.dead) for p in self.processes):
             self._start(process.name, process.role)
 
-    def _finish(self) -> None:
+    def _finish(self, finished: Process) -> None:
         """The run is complete: stop the others."""
         self.stopping = True
         self.injection.stop()
@@ -173,7 +173,9 @@ class History:
                 if process.service is None:
                     self._kill(process)
                 elif process.role == "trainer":
-                    self._kill(process)  # one that was replaced and does not know it yet
+                    # One that was replaced and does not know it yet goes on, and must find out by itself.
+                    if process.service.epoch.number >= finished.service.epoch.number:
+                        self._kill(process)
                 else:
                     stop(process)
         self.simulation.at(self.simulation.now + STOP_S, self._give_up)
