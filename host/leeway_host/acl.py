@@ -42,7 +42,7 @@ def build_acl(run: str = "*") -> dict[str, list[str]]:
             write("+xgroup|create", keys.rollouts),
             write("+xadd", keys.verdicts, keys.events),
             allow(f"{HASH} +watch", keys.state),
-            allow(HASH, keys.samplers, keys.fences, keys.checks),
+            allow(HASH, keys.samplers, keys.incarnations, keys.fences, keys.checks),
         ],
         "trainer": [
             everything,
@@ -53,10 +53,10 @@ def build_acl(run: str = "*") -> dict[str, list[str]]:
             allow(HASH, keys.checks),
         ],
         "sampler": [
-            read(*weights, keys.fences, keys.probe),
+            read(*weights, keys.fences, keys.probe, keys.state),
             allow(STREAM, keys.tickets),
             write("+xadd", keys.rollouts, keys.events),
-            allow(HASH, keys.samplers, keys.suspects),
+            allow(HASH, keys.samplers, keys.suspects, keys.incarnations),
         ],
     }
     reset = ["resetkeys", "resetchannels", "clearselectors", "-@all"]

@@ -9,12 +9,13 @@ from typing import Any, cast
 
 import redis
 
+from leeway.config.identity import NOTHING, Identity, name_keys, short
 from leeway.kube import PodView
 from leeway.messages import MessageError, Report, SamplerStatus, decode
 from leeway.metrics import status_metrics
 from leeway.run_state import RunState
 from leeway.statuses import read_statuses
-from leeway.streams import Keys, now
+from leeway.streams import CONFIG_FIELD, CONTROLLER_CONFIG_FIELD, Keys, now
 
 BUDGET_S = 5.0
 
@@ -32,6 +33,9 @@ class RunStatus:
     awaiting: int | None = None
     finished: bool = False
     tickets: int = 0
+    config: Identity = NOTHING
+    """The configuration of the run epoch, which is the trainer's."""
+    controller_config: Identity = NOTHING
     samplers: list[SamplerStatus] = field(default_factory=list)
     metrics: dict[str, float | str | None] = field(default_factory=dict)
 
@@ -46,6 +50,8 @@ def read_status(client: redis.Redis, keys: Keys) -> RunStatus:
     if not client.exists(keys.state):
         return RunStatus(run=keys.run, known=False)
     state = RunState.load(client, keys, budget_s=BUDGET_S)
+    texts = cast(Any, client.hmget(keys.state, [CONFIG_FIELD, CONTROLLER_CONFIG_FIELD]))
+    config, controller_config = (Identity((text or b"").decode()) for text in texts)
     return RunStatus(
         run=keys.run,
         known=True,
@@ -56,6 +62,8 @@ def read_status(client: redis.Redis, keys: Keys) -> RunStatus:
         awaiting=state.awaiting,
         finished=state.finished,
         tickets=int(cast(Any, client.xlen(keys.tickets))),
+        config=config,
+        controller_config=controller_config,
         samplers=read_statuses(client, keys, budget_s=BUDGET_S),
         metrics=_last_metrics(client, keys),
     )
@@ -97,6 +105,7 @@ def _describe_run(status: RunStatus) -> list[str]:
     ]
     lines.append("; ".join([f"weights: version {version}", *filter(None, waits)]))
     lines.append(f"tickets: {status.tickets} queued or in progress")
+    lines += _describe_configs(status)
     if status.metrics:
         lines.append("last step: " + "  ".join(_metric(k, v) for k, v in status.metrics.items()))
     for sampler in status.samplers:
@@ -111,6 +120,24 @@ def _describe_run(status: RunStatus) -> list[str]:
     return lines
 
 
+def _describe_configs(status: RunStatus) -> list[str]:
+    """The run's configuration by its digest, and those that differ from it."""
+    if not status.config.text:
+        return []
+    lines = [f"configuration: {short(status.config.digest)} (the trainer's)"]
+    controller = status.controller_config
+    if controller.text and controller.digest != status.config.digest:
+        keys = name_keys(controller.differences(status.config))
+        lines.append(f"the controller has {short(controller.digest)}{keys} and issues no tickets")
+    lines += [
+        f"sampler {sampler.sampler} has {short(sampler.config)}{name_keys(sampler.config_differs)} and takes "
+        "no tickets"
+        for sampler in status.samplers
+        if sampler.config != status.config.digest
+    ]
+    return lines
+
+
 def _metric(name: str, value: float | str | None) -> str:
     return f"{name} {value:.4g}" if isinstance(value, (int, float)) else f"{name} {value}"
 
@@ -120,4 +147,6 @@ def as_json(status: RunStatus | None, pods: Sequence[PodView] | None) -> str:
     run = asdict(status) if status else None
     if run is not None and status is not None:
         run["samplers"] = [s.model_dump() for s in status.samplers]
+        run["config"] = status.config.digest
+        run["controller_config"] = status.controller_config.digest
     return json.dumps({"run": run, "pods": None if pods is None else [asdict(pod) for pod in pods]})

@@ -9,6 +9,7 @@ import redis
 
 from leeway.errors import LeewayError
 from leeway.events import STARTING, read_recent_events, write_event
+from leeway.incarnations import split_holder
 from leeway.messages import MessageError, Ticket, decode
 from leeway.statuses import read_statuses
 from leeway.streams import TICKETS_GROUP, Keys, RedisUnavailable, now
@@ -23,9 +24,10 @@ def tell_start(client: redis.Redis, keys: Keys, service: str, budget_s: float) -
 def is_stalled(client: redis.Redis, keys: Keys, silent_s: float, limit_s: float, start_s: float) -> bool:
     """Whether the run counts as stalled after `silent_s` seconds without progress.
 
-    It does after `limit_s`, or, if a service has (re)started in the meantime, after `start_s` more.
+    It does after `limit_s`, or, if a service has (re)started in the meantime, after `start_s` more. It does
+    not while a sampler fetches weights, however long that takes.
     """
-    if silent_s < limit_s:
+    if silent_s < limit_s or _anyone_fetches(client, keys, limit_s):
         return False
     return silent_s >= limit_s + start_s or not _anyone_started(client, keys, silent_s)
 
@@ -34,6 +36,14 @@ def _anyone_started(client: redis.Redis, keys: Keys, within_s: float) -> bool:
     try:
         events = read_recent_events(client, keys, within_s, budget_s=0.0)
         return any(event.name == STARTING for event in events)
+    except (redis.RedisError, LeewayError):
+        return False
+
+
+def _anyone_fetches(client: redis.Redis, keys: Keys, within_s: float) -> bool:
+    """Whether a part of a version reached a sampler in the last `within_s` seconds."""
+    try:
+        return any(now() - s.fetched_at < within_s for s in read_statuses(client, keys, budget_s=0.0))
     except (redis.RedisError, LeewayError):
         return False
 
@@ -70,7 +80,7 @@ def _describe(client: redis.Redis, keys: Keys, item: Mapping[str, Any], beats: M
         name = decode(Ticket, entries[0][1]).header.ticket_id if entries else "(deleted)"
     except MessageError:
         name = "(unreadable)"
-    owner = item["consumer"].decode()
+    owner = split_holder(item["consumer"].decode())[0]
     beat = f"{now() - beats[owner]:.0f} s ago" if owner in beats else "too long ago, it counts as lost"
     idle_s = item["time_since_delivered"] / 1000
     return (

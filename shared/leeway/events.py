@@ -17,6 +17,8 @@ from leeway.streams import Keys, Tail, append, now, retrying
 log = logging.getLogger(__name__)
 
 MAX_EVENTS = 10_000
+CONFIG_DIFFERS = "config_differs"
+"""Name of the event of a service that meets another configuration (`leeway.config.identity`)."""
 STARTING = "starting"
 """Name of the event by which a service announces that it begins to load its engine."""
 

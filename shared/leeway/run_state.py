@@ -20,6 +20,9 @@ class RunState(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     epoch: int = -1
     """Run epoch: counts the starts of the trainer; -1 before the first."""
+    config: str = ""
+    """Digest of the trainer's configuration in this epoch; tickets are issued by a controller with the
+    same."""
     next_step: int = 0
     """The batch that the trainer trains next."""
     next_issue: int = 0

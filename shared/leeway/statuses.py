@@ -10,16 +10,27 @@ from typing import Any
 
 import redis
 
+from leeway.incarnations import queue_register
 from leeway.messages import SamplerStatus, decode_status, encode_status
 from leeway.streams import Keys, retrying, set_clock
 
+FULL = ".full"
+"""End of a fence that only a load from a keyframe passes (`leeway_controller.fencing`)."""
 
-def write_status(client: redis.Redis, keys: Keys, status: SamplerStatus, *, budget_s: float) -> None:
-    """Write a sampler's heartbeat. Raises RedisUnavailable."""
+
+def write_status(
+    client: redis.Redis, keys: Keys, status: SamplerStatus, *, budget_s: float, holder: str = ""
+) -> None:
+    """Write a sampler's heartbeat, and its `holder` (`leeway.incarnations`) if there is none.
+
+    Raises RedisUnavailable.
+    """
     raw = encode_status(status)
 
     def write(pipe: Any) -> None:
         pipe.hset(keys.samplers, status.sampler, raw)
+        if holder:
+            queue_register(pipe, keys, holder)
 
     _with_clock(client, write, budget_s, "writing the heartbeat")
 
@@ -31,15 +42,15 @@ def read_statuses(client: redis.Redis, keys: Keys, *, budget_s: float) -> list[S
 
 
 def _with_clock(client: redis.Redis, queue: Callable[[Any], None], budget_s: float, what: str) -> Any:
-    """The result of the one command that `queue` puts on a pipeline; sets the clock to the server's."""
+    """The result of the first command that `queue` puts on a pipeline; sets the clock to the server's."""
 
     def execute() -> Any:
         with client.pipeline(transaction=False) as pipe:
             queue(pipe)
             pipe.time()
-            result, server_time = pipe.execute()
+            *results, server_time = pipe.execute()
         set_clock(server_time)
-        return result
+        return results[0]
 
     return retrying(execute, budget_s=budget_s, what=what)
 

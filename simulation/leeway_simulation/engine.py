@@ -78,6 +78,8 @@ class InstantEngine:
         self._model: Any = InstantModel()
         self.weights = EngineWeights(self._model, "redis", receiver)
         self.bans: list[str] = []
+        self.drawn = 0
+        """Tokens drawn since the start."""
 
     @classmethod
     async def start(cls, simulation: Simulation, endpoint: Endpoint) -> InstantEngine:
@@ -87,6 +89,10 @@ class InstantEngine:
     @property
     def version(self) -> int | None:
         return self.weights.loaded.version
+
+    @property
+    def inflight(self) -> int:
+        return len(self._model.requests)
 
     def healthy(self) -> bool:
         return True
@@ -105,6 +111,7 @@ class InstantEngine:
             done, _ = await asyncio.wait([request], timeout=LONGEST_S * self._simulation.rng.random() ** 3)
         finally:
             self._model.requests.discard(request)
+        self.drawn += tokens.size
         if done:
             raise GenerationAborted(f"request {request_id} was aborted", 1)
         if version is None:

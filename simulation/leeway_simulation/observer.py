@@ -15,10 +15,11 @@ from typing import Any
 from leeway.config import RunConfig
 from leeway.messages import Event, Report, ReportHeader, decode
 from leeway.streams import EPOCH_FIELD, OWNER_FIELD, STATE_FIELD, TERM_FIELD, Keys
+from leeway_sampler.suspects import ALONE
 from leeway_simulation.scheduler import Process
 from leeway_simulation.server import Command, Server, Unit, target, text
 
-CHECKED = frozenset(("XADD", "XDEL", "XACK", "HSET", "HSETNX"))
+CHECKED = frozenset(("XADD", "XDEL", "XACK", "HSET"))
 
 
 def effects(unit: Unit, replies: list[Any]) -> Unit:
@@ -64,7 +65,7 @@ class Observer:
                 self._record(command)
             elif target(command) == ("XADD", self.keys.events):
                 self._check_loss(process, command)
-            elif target(command) == ("HSETNX", self.keys.suspects):
+            elif target(command) == ("HSET", self.keys.suspects) and text(command[3]).startswith(ALONE):
                 self._check_suspect(process, text(command[2]))
 
     # -- reports -----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ two writes to disk. Everything else is as it is outside.
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -76,6 +77,7 @@ def virtual_time(simulation: Simulation, connection_class: type[Any]) -> Iterato
         (redis.retry, "sleep", simulation.sleep),
         (os, "fsync", fsync),
         (redis.connection, "UnixDomainSocketConnection", connection_class),
+        (secrets, "token_hex", lambda nbytes: simulation.rng.randbytes(nbytes).hex()),
         *COARSER,
         *_metrics_of_redis(),
     ]

@@ -33,7 +33,7 @@ def test_probes() -> None:
     assert sampler["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
     assert sampler["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
     assert container(parts["trainer"])["readinessProbe"]["httpGet"]["path"] == "/readyz"
-    assert "livenessProbe" not in container(parts["trainer"])
+    assert container(parts["trainer"])["livenessProbe"]["httpGet"]["path"] == "/healthz"
     assert container(parts["controller"])["livenessProbe"]["httpGet"]["path"] == "/healthz"
     ports = {p["name"]: p["containerPort"] for p in sampler["ports"]}
     assert ports == {"http": 8080, "metrics": 9464}

@@ -9,7 +9,9 @@ import pytest
 import redis
 import torch
 
+from leeway.config.identity import identify
 from leeway.config.load import build_config
+from leeway.incarnations import forget_sampler, read_incarnations, register
 from leeway.messages import (
     Event,
     EventHeader,
@@ -22,7 +24,18 @@ from leeway.messages import (
     VerdictHeader,
     encode,
 )
-from leeway.streams import EPOCH_FIELD, Consumer, Keys, RedisRefused, Tail, add_fields, append, connect, now
+from leeway.streams import (
+    CONFIG_FIELD,
+    EPOCH_FIELD,
+    Consumer,
+    Keys,
+    RedisRefused,
+    Tail,
+    add_fields,
+    append,
+    connect,
+    now,
+)
 from leeway.weights import (
     ChunkSource,
     HostCopy,
@@ -94,14 +107,26 @@ def test_each_service_can_do_its_work(clients: Clients, keys: Keys) -> None:
         copy.advance(ChunkSource(sampler), keys, [manifest])
     assert sampler.hget(keys.fences, "s0") is None
     assert sampler.get(keys.probe) is None
+    assert sampler.hget(keys.state, CONFIG_FIELD) is None
     sampler.hset(keys.samplers, "s0", "{}")
     tickets = Consumer(sampler, keys.tickets, "samplers", "s0", budget_s=2)
     (entry,) = tickets.read(1, 0.5)
     tickets.refresh([entry.id])
     assert tickets.claim_stale(0.0, 1) == []
-    assert tickets.deliveries([entry]) == {entry.id: 1}
-    sampler.hsetnx(keys.suspects, "t", "s0")
-    sampler.hdel(keys.suspects, "t")
+    assert tickets.find_stale(0.0, 1) == []
+    assert tickets.look([entry.id]) == [entry]
+    register(sampler, keys, "s0:1", budget_s=2)
+    assert read_incarnations(sampler, keys, budget_s=2) == {"s0": "1"}
+    with sampler.pipeline(transaction=True) as pipe:
+        pipe.hsetnx(keys.suspects, "t", "s0")
+        pipe.xclaim(keys.tickets, "samplers", "s0", 0, [entry.id])
+        pipe.hgetall(keys.suspects)
+        pipe.hdel(keys.suspects, "t")
+        pipe.execute()
+    Consumer(sampler, keys.tickets, "samplers", "s1", budget_s=2).read(1, 0)
+    assert tickets.others() == ["s1"]
+    tickets.remove("s1")
+    assert tickets.others() == []
     with sampler.pipeline(transaction=True) as pipe:
         add_fields(pipe, keys.rollouts, {b"h": b"{}"})
         add_fields(pipe, keys.tickets, entry.fields)
@@ -115,6 +140,7 @@ def test_each_service_can_do_its_work(clients: Clients, keys: Keys) -> None:
         append(connection, keys.events, note, maxlen=100)
     assert list(controller.hgetall(keys.samplers)) == [b"s0"]
     assert controller.hdel(keys.samplers, "s0") == 1
+    forget_sampler(controller, keys, "s0", budget_s=2)
     controller.hset(keys.fences, "s0", "x")
     controller.hset(keys.checks, "x", "y")
     trainer.hset(keys.checks, "x", "y")
@@ -125,11 +151,13 @@ def test_a_controller_of_its_own_user_runs(clients: Clients, keys: Keys) -> None
     config = build_config({"task": {"kind": "digits"}, "batch": {"prompts": 2, "group_size": 2}})
     running = Controller(controller, keys, config, lambda item: [item + 1], 7)
     weights(trainer, keys, 0)
-    append(trainer, keys.reports, Report(ReportHeader(event="started", epoch=1, step=0, version=0)))
+    digest = identify(config).digest
+    header = ReportHeader(event="started", epoch=1, step=0, version=0, config=digest)
+    append(trainer, keys.reports, Report(header))
     manifest = latest_manifest(sampler, keys)
     assert manifest is not None
     status = SamplerStatus(
-        sampler="s0", heartbeat=now(), epoch=1, version=0, digest=manifest.digest, ready=True
+        sampler="s0", heartbeat=now(), epoch=1, version=0, digest=manifest.digest, config=digest, ready=True
     )
     sampler.hset(keys.samplers, "s0", status.model_dump_json())
     for _ in range(3):

@@ -10,6 +10,7 @@ import pytest
 import redis
 import torch
 
+from leeway.config.identity import identify
 from leeway.config.load import build_config
 from leeway.messages import Rollout, RolloutHeader
 from leeway.streams import EPOCH_FIELD, Keys, SupersededError, append, newest_epoch, write_in_epoch
@@ -69,9 +70,11 @@ def test_other_changes_of_the_state_do_not_stop_a_write(client: redis.Redis, key
     assert client.get(keys.key("x")) == b"1"
 
 
+CONFIG = build_config({"task": {"kind": "digits"}, "batch": {"prompts": 1, "group_size": 2}})
+
+
 def feed(client: redis.Redis, keys: Keys, epoch: int) -> Feed:
-    config = build_config({"task": {"kind": "digits"}, "batch": {"prompts": 1, "group_size": 2}})
-    return Feed(client, keys, config, epoch=epoch, version=1, next_batch=0)
+    return Feed(client, keys, CONFIG, epoch=epoch, version=1, next_batch=0)
 
 
 def rollouts(client: redis.Redis, keys: Keys, epoch: int) -> None:
@@ -80,6 +83,7 @@ def rollouts(client: redis.Redis, keys: Keys, epoch: int) -> None:
     for index in range(2):
         header = RolloutHeader(
             ticket_id=f"{epoch}.1.0.0.{index}", epoch=epoch, version=1, batch=0, group=0, index=index, item=0,
+            config=identify(CONFIG).digest,
             sampler="s", finish_reason="stop", reward=1.0, spans=[(0, 1, 1)],
         )  # fmt: skip
         offsets = np.array([0, 1], np.int32)

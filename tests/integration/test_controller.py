@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import redis
 import torch
 
 from leeway.config import RunConfig
+from leeway.config.identity import identify
 from leeway.config.load import build_config
 from leeway.diagnose import tell_start
 from leeway.errors import StalledError
@@ -22,7 +24,7 @@ from leeway.messages import (
     VerdictHeader,
     decode,
 )
-from leeway.statuses import write_status
+from leeway.statuses import FULL, write_status
 from leeway.streams import MANUAL_FIELD, TICKETS_GROUP, Consumer, Keys, Tail, append, now
 from leeway.weights import publish_weights
 from leeway_controller import reports
@@ -53,6 +55,7 @@ class Play:
                 "seed": 5,
             }
         )
+        self.digest = identify(self.config).digest
         self.digests: dict[int, str] = {}
         self.verdict_tail = Tail(client, keys.verdicts)
         self.ticket_tail = Tail(client, keys.tickets)
@@ -71,6 +74,7 @@ class Play:
             step=step,
             version=version,
             age=age,
+            config=self.digest,
             metrics=values,  # type: ignore[arg-type]
         )
         append(self.client, self.keys.reports, Report(header))
@@ -96,6 +100,7 @@ class Play:
             heartbeat=now() - ago,
             epoch=epoch,
             version=version,
+            config=self.digest,
             **{"digest": self.digests.get(version, ""), **change},  # type: ignore[arg-type]
         )
         write_status(self.client, self.keys, status, budget_s=5.0)
@@ -258,6 +263,7 @@ def test_a_slow_sampler_is_fenced_after_the_budget(client: redis.Redis, keys: Ke
     assert "sampler_fenced" in play.events()
     assert client.hkeys(keys.fences) == [b"slow"]
     fence = client.hget(keys.fences, "slow").decode()  # type: ignore[union-attr]
+    assert not fence.endswith(FULL), "being late is no reason to begin again"
     play.beat("slow", 1)  # late, and not reloaded
     play.controller = play.fresh_controller()
     play.controller.tick()
@@ -272,6 +278,7 @@ def test_a_sampler_that_holds_something_else_is_fenced_at_once(client: redis.Red
     play.started()
     play.beat("b", 1, digest="of something else")
     assert client.hkeys(keys.fences) == [b"b"]
+    assert client.hget(keys.fences, "b").decode().endswith(FULL)  # type: ignore[union-attr]
     assert "sampler_fenced" in play.events()
     play.report("step", 0, 1, lag__ess_tok=0.1)
     play.publish(2, 1)
@@ -343,6 +350,22 @@ def test_no_progress_ends_with_a_diagnosis(client: redis.Redis, keys: Keys) -> N
     with pytest.raises(StalledError) as caught:
         play.controller.tick()
     assert "samplers: none; lost: a (last heartbeat 30 s ago); tickets: 1 in progress" in str(caught.value)
+
+
+def test_a_fetch_of_weights_is_progress_however_long_it_takes(client: redis.Redis, keys: Keys) -> None:
+    play = Play(client, keys, stall_timeout_s=2.0)
+    play.report("started", 0, 1)
+    play.publish(1, 0)
+    play.controller.progress.at = time.monotonic() - 1000
+    play.beat("a", -1, fetched_at=now())  # the beat comes with a pass of the controller
+    write_status(
+        client,
+        keys,
+        SamplerStatus(sampler="a", heartbeat=now(), config=play.digest, fetched_at=now() - 100),
+        budget_s=5.0,
+    )
+    with pytest.raises(StalledError, match="waiting for version 1 to be attested"):
+        play.controller.tick()
 
 
 def test_a_service_that_starts_again_is_waited_for(client: redis.Redis, keys: Keys) -> None:

@@ -65,7 +65,8 @@ def test_data_that_is_lost_in_the_middle_of_a_pass(
 
     def lose(block_s: float) -> list[Entry]:
         client.flushall()
-        append(client, keys.reports, Report(ReportHeader(event="started", epoch=1, step=0, version=1)))
+        header = ReportHeader(event="started", epoch=1, step=0, version=1, config=play.digest)
+        append(client, keys.reports, Report(header))
         return read(block_s)
 
     monkeypatch.setattr(play.controller.reports, "read", lose)

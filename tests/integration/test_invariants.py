@@ -28,6 +28,7 @@ from hypothesis.stateful import (
 
 import leeway_trainer.feed as feed_module
 from leeway.batches import plan_batch, plan_ticket_ids
+from leeway.config.identity import identify
 from leeway.config.load import build_config
 from leeway.messages import ReportHeader, Rollout, RolloutHeader, SamplerStatus, Ticket, decode, encode
 from leeway.statuses import write_status
@@ -39,6 +40,13 @@ from leeway_trainer.feed import Feed, StreamsLostError
 STEPS, PROMPTS, GROUP, ITEMS = 5, 2, 2, 7
 SAMPLERS = ("a", "b")
 METRICS = {"lag/ess_tok": 0.9, "lag/ess_seq": 0.9, "lag/clip_fraction": 0.0}
+BASE: dict[str, Any] = {
+    "task": {"kind": "digits"},
+    "seed": 3,
+    "batch": {"prompts": PROMPTS, "group_size": GROUP},
+    "trainer": {"steps": STEPS},
+}
+DIGEST = identify(build_config(BASE)).digest
 Version = tuple[int, int]
 """(epoch, version)"""
 
@@ -60,7 +68,7 @@ class PlayedSampler:
             self.wanted, self.digest = manifest.key, manifest.digest
         status = SamplerStatus(
             sampler=self.name, heartbeat=now(), epoch=self.wanted[0], version=self.wanted[1],
-            digest=self.digest, ready=True,
+            digest=self.digest, config=DIGEST, ready=True,
         )  # fmt: skip
         write_status(self.client, self.keys, status, budget_s=5.0)
 
@@ -109,15 +117,8 @@ class Run(RuleBasedStateMachine):
 
     @initialize(lead=st.integers(0, 2))
     def start(self, lead: int) -> None:
-        self.config = build_config(
-            {
-                "task": {"kind": "digits"},
-                "seed": 3,
-                "batch": {"prompts": PROMPTS, "group_size": GROUP},
-                "trainer": {"steps": STEPS},
-                "sync": {"max_lead": lead, "max_age": 2, "ticket_idle_s": 3600, "commit_timeout_s": 3600},
-            }
-        )
+        sync = {"max_lead": lead, "max_age": 2, "ticket_idle_s": 3600, "commit_timeout_s": 3600}
+        self.config = build_config({**BASE, "sync": sync})
         self.restart_controller()
         self.samplers = {name: PlayedSampler(self.client, self.keys, name) for name in SAMPLERS}
         self.begin_epoch()
@@ -184,7 +185,13 @@ class Run(RuleBasedStateMachine):
         metrics = dict(METRICS) if event == "step" else {}
         self.feed.report(
             ReportHeader(
-                event=event, epoch=self.epoch, step=step, version=self.version, age=age, metrics=metrics
+                event=event,
+                epoch=self.epoch,
+                step=step,
+                version=self.version,
+                age=age,
+                config=DIGEST,
+                metrics=metrics,
             )
         )
 

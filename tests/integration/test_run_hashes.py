@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 import redis
 
+from leeway.config.identity import identify
+from leeway.config.load import build_config
 from leeway.events import EventTail, EventWriter, read_recent_events
 from leeway.messages import MessageError, SamplerStatus
 from leeway.run_state import RunState
@@ -15,7 +18,11 @@ from leeway.streams import STATE_FIELD, Keys, connect, now, set_clock
 from leeway_controller.state import ControllerState
 from leeway_controller.store import StateStore
 from leeway_host.redis_server import EmbeddedRedis
-from leeway_host.status import describe, read_status
+from leeway_host.status import as_json, describe, read_status
+from leeway_trainer.epochs import count_epoch
+
+CONFIG = build_config({"task": {"kind": "digits"}})
+IDENTITY = identify(CONFIG)
 
 
 def status(name: str, **change: object) -> SamplerStatus:
@@ -72,7 +79,7 @@ def test_the_state_that_the_controller_commits_is_what_the_status_shows(
 ) -> None:
     assert not read_status(client, keys).known
     assert RunState.load(client, keys, budget_s=5) == RunState()
-    store = StateStore(client, keys, budget_s=5)
+    store = StateStore(client, keys, identity=IDENTITY, budget_s=5)
     store.commit(ControllerState(epoch=2, next_step=7, current=3, pending=4))
     write_status(client, keys, status("a", ready=True, version=3), budget_s=5)
     shown = read_status(client, keys)
@@ -81,7 +88,27 @@ def test_the_state_that_the_controller_commits_is_what_the_status_shows(
     text = "\n".join(describe(shown, None))
     assert "training, 7 steps done (run epoch 2)" in text
     assert "weights: version 3; samplers are loading version 4" in text
-    assert StateStore(client, keys, budget_s=5).state == store.state
+    assert StateStore(client, keys, identity=IDENTITY, budget_s=5).state == store.state
+
+
+def test_the_status_names_who_has_another_configuration(client: redis.Redis, keys: Keys) -> None:
+    other = identify(build_config({"task": {"kind": "digits"}, "sampling": {"temperature": 0.5}}))
+    count_epoch(client, keys, -1, other, 5)
+    StateStore(client, keys, identity=IDENTITY, budget_s=5)
+    write_status(client, keys, status("a", config=other.digest), budget_s=5)
+    write_status(
+        client, keys, status("b", config=IDENTITY.digest, config_differs=["sampling.temperature"]), budget_s=5
+    )
+    shown = read_status(client, keys)
+    run, own = other.digest[:8], IDENTITY.digest[:8]
+    lines = [line for line in describe(shown, None) if run in line or own in line]
+    assert lines == [
+        f"configuration: {run} (the trainer's)",
+        f"the controller has {own} (differs in sampling.temperature) and issues no tickets",
+        f"sampler b has {own} (differs in sampling.temperature) and takes no tickets",
+    ]
+    data = json.loads(as_json(shown, None))["run"]
+    assert (data["config"], data["controller_config"]) == (other.digest, IDENTITY.digest)
 
 
 def test_a_state_of_another_version_is_named(client: redis.Redis, keys: Keys) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import leeway.streams.authority as authority
 import leeway.weights.publish as publish
 import leeway_controller.store as store
 import leeway_trainer.feed as feed
-from leeway.streams import LOST, PUBLISHED_FIELD, Consumer, newest_start, retrying
+from leeway.streams import PUBLISHED_FIELD, Consumer, newest_start, retrying
 from leeway.weights import parse_manifest
 from leeway_controller.store import StateStore
 from leeway_sampler.pending import PendingTickets
@@ -83,25 +82,6 @@ def take_the_last_manifest() -> None:
     WeightWatcher._newest = newest  # type: ignore[method-assign]
 
 
-def count_reconnects() -> None:
-    """What is read again after a lost connection counts as delivered again."""
-    call = Consumer._call
-
-    def counting(self: Any, work: Callable[[], Any]) -> Any:
-        def noting() -> Any:
-            try:
-                return work()
-            except LOST:
-                self._restarted = True
-                self._counts.clear()
-                self.held.clear()
-                raise
-
-        return call(self, noting)
-
-    Consumer._call = counting  # type: ignore[method-assign]
-
-
 def forget_lost_replies() -> None:
     """Entries whose delivery was lost with a connection are not looked for."""
     Consumer._find_unreturned = lambda self, count: []  # type: ignore[method-assign]
@@ -145,7 +125,6 @@ BUGS = {
         drop_the_watch_of_the_trainer,
         drop_the_watch_of_the_controller,
         take_the_last_manifest,
-        count_reconnects,
         forget_lost_replies,
         acknowledge_before_the_effect,
         ignore_the_epoch,

@@ -22,7 +22,6 @@ OTHERS = (
     "drop_the_watch_of_the_trainer",
     "drop_the_watch_of_the_controller",
     "take_the_last_manifest",
-    "count_reconnects",
     "forget_lost_replies",
 )
 

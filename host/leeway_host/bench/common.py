@@ -21,8 +21,19 @@ class BenchError(LeewayError):
 
 
 def publish(
-    client: Any, keys: Keys, version: int, new: Weights, old: Weights | None, base: WeightManifest | None
+    client: Any,
+    keys: Keys,
+    version: int,
+    new: Weights,
+    old: Weights | None,
+    base: WeightManifest | None,
+    config: str = "",
 ) -> WeightManifest:
-    """Publish `new` as `version`: in full, or as the delta from `old`, whose manifest is `base`."""
+    """Publish `new` as `version`: in full, or as the delta from `old`, whose manifest is `base`.
+
+    `config`: digest of the samplers' configuration.
+    """
     pairs: Any = new.items() if old is None else ((name, new[name], old[name]) for name in new)
-    return publish_weights(client, keys, epoch=0, version=version, step=0, tensors=pairs, base=base)
+    return publish_weights(
+        client, keys, epoch=0, version=version, step=0, tensors=pairs, base=base, config=config
+    )

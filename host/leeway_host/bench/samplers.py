@@ -12,6 +12,7 @@ from pathlib import Path
 import redis
 
 from leeway.config import RunConfig
+from leeway.config.identity import identify
 from leeway.config.load import dump_config
 from leeway.messages import SamplerStatus
 from leeway.statuses import read_statuses
@@ -59,11 +60,14 @@ def measure_samplers(
         stack.callback(kill_all, services)
         for service in services:
             service.start()
+        digest = identify(config).digest
         wait = Attestation(client, keys, names, services)
         wait.until(lambda s: True, config.sampler.start_timeout_s, "the first heartbeats")
-        full_wall_s, first, full = wait.broadcast(lambda: publish(client, keys, 1, base, None, None))
+        full_wall_s, first, full = wait.broadcast(lambda: publish(client, keys, 1, base, None, None, digest))
         progress(f"{count} samplers: delta")
-        delta_wall_s, second, delta = wait.broadcast(lambda: publish(client, keys, 2, new, base, first))
+        delta_wall_s, second, delta = wait.broadcast(
+            lambda: publish(client, keys, 2, new, base, first, digest)
+        )
         return {
             "samplers": count,
             "full_bytes": first.wire_nbytes,

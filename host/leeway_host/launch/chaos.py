@@ -53,7 +53,7 @@ def chaos_config(config: RunConfig, faults: int) -> RunConfig:
     sync, trainer = config.sync, config.trainer
     steps = (STEPS_PER_FAULT + SPARE_STEPS_PER_FAULT) * faults + SPARE_STEPS
     change = {
-        "sampler": {"replicas": SAMPLERS, "max_restarts": faults, "max_deliveries": faults + 2},
+        "sampler": {"replicas": SAMPLERS, "max_restarts": faults},
         "trainer": {
             "steps": max(trainer.steps, steps),
             "max_restarts": faults,

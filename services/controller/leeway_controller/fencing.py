@@ -1,10 +1,11 @@
-"""Fences: which samplers take no tickets until they have reloaded the weights.
+"""Fences: which samplers take no tickets until they have loaded the newest weights.
 
-    fence  -> the sampler sees it, drops its work, reloads the current version, attests it and
-              reports the fence as passed
+    fence  -> the sampler sees it, drops its work, loads the newest version, attests it and reports the fence
+              as passed
     lift   -> the controller has seen that; the sampler counts again
 
-A fence is unique, so that a sampler cannot pass one by an earlier reload.
+A sampler that is late goes on with what it is loading. One that attested something else discards its copy
+and fetches the version in full: only a load that began after the fence passes it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import redis
 
+from leeway.statuses import FULL
 from leeway.streams import Keys, now, retrying
 from leeway_controller.state import ControllerState
 
@@ -29,9 +31,12 @@ class Fences:
     def _retry(self, call: Callable[[], Any], what: str) -> Any:
         return retrying(call, budget_s=self.budget_s, what=what)
 
-    def fence(self, sampler: str, state: ControllerState) -> None:
-        """Fence a sampler until it has reloaded the newest version of `state`. Raises RedisUnavailable."""
-        fence = f"{state.epoch}.{state.pending or state.current}.{int(1000 * now())}"
+    def fence(self, sampler: str, state: ControllerState, *, full: bool) -> None:
+        """Fence a sampler until it has loaded the newest version of `state`; `full`: from a keyframe.
+
+        Raises RedisUnavailable.
+        """
+        fence = f"{state.epoch}.{state.pending or state.current}.{int(1000 * now())}{FULL if full else ''}"
         self._retry(lambda: self.client.hset(self.keys.fences, sampler, fence), "fencing a sampler")
         self.active[sampler] = fence
 

@@ -55,6 +55,7 @@ class TicketIssuer:
             batch=batch,
             group_size=config.batch.group_size,
             max_new_tokens=config.sampling.max_new_tokens,
+            config=state.config,
         )
 
     def _traced(self, ticket: Ticket) -> Ticket:

@@ -45,8 +45,12 @@ def plan_tickets(
     batch: int,
     group_size: int,
     max_new_tokens: int,
+    config: str = "",
 ) -> list[Ticket]:
-    """The tickets of one batch under one weight version; `prompts[g]` are the token ids of `items[g]`."""
+    """The tickets of one batch under one weight version; `prompts[g]` are the token ids of `items[g]`.
+
+    `config`: digest of the configuration.
+    """
     tickets = []
     for group, (item, ids) in enumerate(zip(items, prompts, strict=True)):
         for index in range(group_size):
@@ -58,6 +62,7 @@ def plan_tickets(
                 group=group,
                 index=index,
                 item=item,
+                config=config,
                 seed=ticket_seed(seed, batch, group, index),
                 max_new_tokens=max_new_tokens,
             )

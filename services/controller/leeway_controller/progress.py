@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import redis
 
 from leeway.config import RunConfig
+from leeway.config.identity import identify, short
 from leeway.diagnose import describe_tickets, is_stalled
 from leeway.errors import StalledError
 from leeway.messages import SamplerStatus
@@ -21,6 +22,7 @@ class ProgressWatch:
 
     def __init__(self, client: redis.Redis, keys: Keys, config: RunConfig) -> None:
         self.client, self.keys, self.config = client, keys, config
+        self._digest = identify(config).digest
         self.at = time.monotonic()
         """When the last progress was seen (monotonic clock, seconds)."""
         self.stepped = False
@@ -50,15 +52,18 @@ class ProgressWatch:
         if state.finished or not is_stalled(self.client, self.keys, stalled_s, limit_s, start_s):
             return
         raise StalledError(
-            f"no progress for {stalled_s:.0f} s: waiting for {describe_wait(state)}; {samplers.describe()}; "
+            f"no progress for {stalled_s:.0f} s: waiting for {describe_wait(state, self._digest)}; "
+            f"{samplers.describe()}; "
             f"{describe_tickets(self.client, self.keys)}"
         )
 
 
-def describe_wait(state: ControllerState) -> str:
-    """What the run waits for in `state`."""
+def describe_wait(state: ControllerState, config: str = "") -> str:
+    """What the run waits for in `state`; `config`: digest of the controller's configuration."""
     if state.epoch < 0:
         return "the trainer's start"
+    if state.config != config:
+        return f"a trainer of configuration {short(config)} (it has {short(state.config)})"
     if state.awaiting is not None:
         return f"version {state.awaiting} from the trainer"
     if state.pending is not None:

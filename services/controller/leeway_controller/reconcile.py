@@ -12,8 +12,9 @@ One pass (`tick`), and the gate at each stage:
        |       waits for: their attestations; unblocked by: the last of them, or sync.commit_timeout_s,
        |       after which those that are late are fenced
     issue      tickets of the next batches under the current version
-       |       waits for: a current version with none pending or awaited, and the trainer to be at most
-       |       sync.max_lead batches behind; unblocked by: a commit, or the report of a step
+       |       waits for: a current version with none pending or awaited, the trainer to be at most
+       |       sync.max_lead batches behind, and a trainer of this controller's configuration;
+       |       unblocked by: a commit, or the report of a step; a restart of trainer or controller
     server     without this controller's term: it lost the run's data; begin again with an empty state
     progress   StalledError after sync.stall_timeout_s without any of these
 
@@ -30,7 +31,8 @@ from typing import Any
 import redis
 
 from leeway.config import RunConfig
-from leeway.events import EventWriter
+from leeway.config.identity import identify, name_keys, short
+from leeway.events import CONFIG_DIFFERS, EventWriter
 from leeway.messages import (
     MessageError,
     Report,
@@ -79,12 +81,15 @@ class Controller:
     ) -> None:
         self.client, self.keys, self.config = client, keys, config
         self.check_feed, self.stay = check_feed, stay
-        self.store = StateStore(client, keys, budget_s=config.redis.reconnect_s)
+        self.identity = identify(config)
+        self.store = StateStore(client, keys, identity=self.identity, budget_s=config.redis.reconnect_s)
         self.events = EventWriter(client, keys, "controller", budget_s=config.redis.reconnect_s)
         self._open_streams()
         self.issuer = TicketIssuer(self.store, config, encode_item, size)
         self.progress = ProgressWatch(client, keys, config)
         self._ticked_at = time.monotonic()
+        self._differed = ""
+        """Configuration of a trainer that was announced as another one than this controller's."""
         self._stopping = False
 
     def _open_streams(self) -> None:
@@ -149,11 +154,29 @@ class Controller:
         for entry in self.manifests.read(block_s=None):
             self._on_manifest(entry)
         self._on_samplers(self.samplers.poll())
-        for batch in plan_issue(self.state, self.config.sync.max_lead, self.config.trainer.steps):
+        self._check_config()
+        sync, digest = self.config.sync, self.identity.digest
+        for batch in plan_issue(self.state, sync.max_lead, self.config.trainer.steps, digest):
             self.issuer.issue(batch)
         if self.check_feed:
-            self.check_feed.poll(self.samplers.statuses())
+            config = self.state.config
+            self.check_feed.poll([s for s in self.samplers.statuses() if s.config == config])
         self.progress.check(self.state, self.samplers)
+
+    def _check_config(self) -> None:
+        """Announce a trainer of another configuration, which gets no tickets from this controller."""
+        epoch, theirs = self.state.epoch, self.state.config
+        differs = theirs if epoch >= 0 and theirs != self.identity.digest else ""
+        if differs and differs != self._differed:
+            keys = self.identity.differences(self.store.trainer_identity())
+            self.events.write(
+                "warning",
+                CONFIG_DIFFERS,
+                f"no tickets are issued: the trainer of run epoch {epoch} has configuration {short(theirs)}, "
+                f"this controller has {short(self.identity.digest)}{name_keys(keys)}; restart the one that "
+                "has the old configuration",
+            )
+        self._differed = differs
 
     # -- reports -------------------------------------------------------------------------------------------
 
@@ -233,17 +256,21 @@ class Controller:
     def _on_samplers(self, live: list[SamplerStatus]) -> None:
         metrics.observe(self.state, live)
         self.progress.count_responses(live)
+        # A sampler of another configuration loads no weights of this epoch and draws nothing for it.
+        live = [status for status in live if status.config == self.state.config]
         timeout_s = self.config.sync.commit_timeout_s
         attested = decide_commit(self.state, live, now(), timeout_s, self.samplers.fences.active)
         for name in attested.back:
             self.samplers.readmit(name)
         newest = self.state.pending or self.state.current
         for name in attested.wrong:
-            self.samplers.fence(name, self.state, f"holds weights other than those of version {newest}")
+            why = f"holds weights other than those of version {newest}"
+            self.samplers.fence(name, self.state, why, full=True)
         if not attested.commit:
             return
         self.store.commit(self.state.committed())
         self.progress.seen()
         log.info("version %s is current on %d samplers", newest, len(live) - len(attested.late))
         for name in attested.late:
-            self.samplers.fence(name, self.state, f"did not attest version {newest} within {timeout_s:g} s")
+            why = f"did not attest version {newest} within {timeout_s:g} s"
+            self.samplers.fence(name, self.state, why, full=False)

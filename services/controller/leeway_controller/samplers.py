@@ -12,6 +12,7 @@ import queue
 import redis
 
 from leeway.events import EventWriter
+from leeway.incarnations import forget_sampler
 from leeway.messages import SamplerStatus
 from leeway.statuses import read_statuses, remove_status, split_live
 from leeway.streams import Keys, now
@@ -57,6 +58,7 @@ class SamplerRoster:
     def _remove_losses(self) -> None:
         while not self._losses.empty():
             name, why = self._losses.get()
+            forget_sampler(self.client, self.keys, name, budget_s=self.budget_s)
             if name in self._joined:
                 self.events.write("warning", "sampler_lost", f"sampler {name}: {why}", sampler=name)
                 self._remove(name)
@@ -78,20 +80,20 @@ class SamplerRoster:
         remove_status(self.client, self.keys, sampler, budget_s=self.budget_s)
         self._joined.discard(sampler)
 
-    def fence(self, sampler: str, state: ControllerState, reason: str) -> None:
-        """Fence a sampler and announce why."""
-        self.fences.fence(sampler, state)
+    def fence(self, sampler: str, state: ControllerState, reason: str, *, full: bool) -> None:
+        """Fence a sampler and announce why. `full`: it has to load the weights from a keyframe."""
+        self.fences.fence(sampler, state, full=full)
         self.events.write(
             "warning",
             "sampler_fenced",
-            f"sampler {sampler} {reason}: it gets no tickets until it has reloaded the weights",
+            f"sampler {sampler} {reason}: it gets no tickets until it has loaded the weights",
             sampler=sampler,
         )
 
     def readmit(self, sampler: str) -> None:
-        """Lift the fence of a sampler that has reloaded the weights, and announce it."""
+        """Lift the fence of a sampler that has loaded the weights, and announce it."""
         self.fences.lift(sampler)
-        self.events.write("info", "sampler_rejoined", f"sampler {sampler} has reloaded the weights")
+        self.events.write("info", "sampler_rejoined", f"sampler {sampler} has loaded the weights")
 
     def describe(self) -> str:
         """All samplers in one line, for a diagnosis."""

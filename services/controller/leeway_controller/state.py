@@ -27,7 +27,9 @@ class ControllerState(RunState):
         """The trainer has (re)started: everything of older epochs is void."""
         if report.epoch <= self.epoch:  # repeated, or of a trainer that was replaced
             return self
-        return type(self)(epoch=report.epoch, next_step=report.step, next_issue=report.step)
+        return type(self)(
+            epoch=report.epoch, config=report.config, next_step=report.step, next_issue=report.step
+        )
 
     def published(self, epoch: int, version: int, step: int, at: float, digest: str = "") -> Self:
         """A manifest: batches from `step` on are drawn under `version`."""
@@ -75,8 +77,13 @@ def decide(report: ReportHeader, sync: SyncConfig, steps: int, manual: bool) -> 
     return decide_resync(facts, sync)
 
 
-def plan_issue(state: ControllerState, max_lead: int, steps: int) -> list[int]:
-    """Batches to issue now: at most `max_lead` ahead of the trainer, none while a new version is awaited."""
+def plan_issue(state: ControllerState, max_lead: int, steps: int, config: str = "") -> list[int]:
+    """Batches to issue now: at most `max_lead` ahead of the trainer, none while a new version is awaited.
+
+    None either while the trainer has another configuration than `config`, the digest of the controller's.
+    """
+    if state.config != config:
+        return []
     if state.current is None or state.pending is not None or state.awaiting is not None or state.finished:
         return []
     return list(range(state.next_issue, min(state.next_step + max_lead + 1, steps)))

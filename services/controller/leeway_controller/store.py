@@ -15,8 +15,18 @@ from typing import Any, cast
 
 import redis
 
+from leeway.config.identity import Identity
 from leeway.errors import LeewayError
-from leeway.streams import MANUAL_FIELD, STATE_FIELD, TERM_FIELD, Keys, now, retrying
+from leeway.streams import (
+    CONFIG_FIELD,
+    CONTROLLER_CONFIG_FIELD,
+    MANUAL_FIELD,
+    STATE_FIELD,
+    TERM_FIELD,
+    Keys,
+    now,
+    retrying,
+)
 from leeway_controller.state import ControllerState
 
 COMMIT_ATTEMPTS = 100
@@ -35,13 +45,17 @@ class StateLostError(LeewayError):
 class StateStore:
     """The state of one run. `state` is what was committed last."""
 
-    def __init__(self, client: redis.Redis, keys: Keys, *, budget_s: float) -> None:
-        self.client, self.keys, self.budget_s = client, keys, budget_s
+    def __init__(self, client: redis.Redis, keys: Keys, *, identity: Identity, budget_s: float) -> None:
+        self.client, self.keys, self.identity, self.budget_s = client, keys, identity, budget_s
         # Before the state is read: from here on an older controller cannot change it.
-        self.term: int = self._retry(
-            lambda: client.hincrby(keys.state, TERM_FIELD, 1), "counting controllers"
-        )
+        self.term: int = self._retry(self._count, "counting controllers")
         self.state = ControllerState.load(client, keys, budget_s=budget_s)
+
+    def _count(self) -> int:
+        with self.client.pipeline(transaction=True) as pipe:
+            pipe.hincrby(self.keys.state, TERM_FIELD, 1)
+            pipe.hset(self.keys.state, CONTROLLER_CONFIG_FIELD, self.identity.text)
+            return int(pipe.execute()[0])
 
     def check(self) -> None:
         """Raise DeposedError or StateLostError if the state on the server is not this controller's."""
@@ -60,7 +74,8 @@ class StateStore:
                 raise self._deposed(found)
 
         def effects(pipe: Any) -> None:
-            pipe.hset(self.keys.state, TERM_FIELD, term)
+            fields = {TERM_FIELD: term, CONTROLLER_CONFIG_FIELD: self.identity.text}
+            pipe.hset(self.keys.state, mapping=cast(Any, fields))
 
         self._retry(lambda: self._write(ControllerState(), effects, check), "beginning again")
         self.term, self.state = term, ControllerState()
@@ -99,6 +114,11 @@ class StateStore:
         raise redis.ConnectionError(
             f"the state changed during each of {COMMIT_ATTEMPTS} attempts to write it"
         )
+
+    def trainer_identity(self) -> Identity:
+        """The configuration of the newest run epoch; an empty one if the server has none."""
+        raw = self._retry(lambda: self.client.hget(self.keys.state, CONFIG_FIELD), "reading the state")
+        return Identity("" if raw is None else raw.decode())
 
     def manual_resync_requested(self) -> bool:
         """Whether a person asked for a resync that has not been answered yet."""

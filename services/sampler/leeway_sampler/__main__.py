@@ -37,6 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     exit_on_sigterm()
     from leeway.config.load import load_config
     from leeway.diagnose import tell_start
+    from leeway.incarnations import new_holder, register
     from leeway.streams import Keys, client_name, connect
     from leeway.telemetry.logs import setup_logging
     from leeway.telemetry.prometheus import serve_metrics
@@ -54,13 +55,16 @@ def main(argv: list[str] | None = None) -> int:
             name=client_name(args.run, args.id),
         )
         tell_start(client, Keys(args.run), args.id, timeouts.reconnect_s)
+        # Before the engine starts, which takes long: until then an earlier process counts as alive.
+        holder = new_holder(args.id)
+        register(client, Keys(args.run), holder, budget_s=timeouts.reconnect_s)
         os.environ.update(engine_environment(config))
         with ExitStack() as stack:
             # Before vLLM starts, whose spans go to the same place.
             stack.callback(start_tracing(telemetry, "sampler", args.id, args.run))
             port = telemetry.metrics_port if args.metrics_port is None else args.metrics_port
             stack.enter_context(serve_metrics(port))
-            asyncio.run(serve(args, config, client))
+            asyncio.run(serve(args, config, client, holder))
     except LeewayError as exc:
         log.error("%s", exc)
         return exc.exit_code
@@ -70,8 +74,8 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-async def serve(args: argparse.Namespace, config: RunConfig, client: redis.Redis) -> None:
-    """Start the engine and serve until SIGTERM."""
+async def serve(args: argparse.Namespace, config: RunConfig, client: redis.Redis, holder: str) -> None:
+    """Start the engine and serve until SIGTERM. `holder`: this process."""
     from leeway.health import serve_health
     from leeway.rewards import RewardPool
     from leeway.streams import Keys
@@ -86,7 +90,8 @@ async def serve(args: argparse.Namespace, config: RunConfig, client: redis.Redis
     with ExitStack() as stack:
         stack.callback(engine.shutdown)
         async with RewardPool(config.task) as rewards:
-            sampler = Sampler(client, Keys(args.run), config, engine, rewards, decode_text, args.id)
+            keys = Keys(args.run)
+            sampler = Sampler(client, keys, config, engine, rewards, decode_text, args.id, holder)
             loop = asyncio.get_running_loop()
             for number in stop_signals():
                 loop.add_signal_handler(number, sampler.stop)

@@ -42,6 +42,10 @@ class EngineError(LeewayError):
     """The engine cannot do what was asked; the message says what state it is in."""
 
 
+class EngineHung(EngineError):
+    """The engine has requests and draws nothing."""
+
+
 class GenerationAborted(EngineError):
     """A weight update or `abort_all` aborted the request after `tokens` tokens."""
 
@@ -58,6 +62,7 @@ class SamplerEngine:
         self._requests: set[str] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._finished_tokens = 0
         self.bans: list[str] = []
         """Settings of the last request that ban or bias tokens; there should be none."""
 
@@ -113,6 +118,15 @@ class SamplerEngine:
         """Number of requests that have not finished."""
         return len(self._requests)
 
+    @property
+    def drawn(self) -> int:
+        """Tokens that the engine has drawn since its start."""
+        states = self._llm.output_processor.request_states.values()
+        drawn: int = sum(
+            state.detokenizer.num_output_tokens() for state in states if state.detokenizer is not None
+        )
+        return self._finished_tokens + drawn
+
     async def generate(
         self, request_id: str, prompt_ids: Sequence[int], seed: int, max_new_tokens: int
     ) -> Generation:
@@ -155,6 +169,7 @@ class SamplerEngine:
         except _vllm_errors() as exc:
             raise EngineError(f"request {request_id}: vLLM failed: {type(exc).__name__}: {exc}") from exc
         finally:
+            self._finished_tokens += len(output.token_ids) if output is not None else 0
             self._requests.discard(request_id)
             if not self._requests:
                 self._idle.set()

@@ -39,9 +39,18 @@ def generation_attributes(generation: Generation) -> dict[str, Any]:
 
 
 def build_rollout(
-    ticket: Ticket, generation: Generation, reward: RewardResult, *, sampler: str, generate_s: float
+    ticket: Ticket,
+    generation: Generation,
+    reward: RewardResult,
+    *,
+    sampler: str,
+    generate_s: float,
+    redraws: int = 0,
 ) -> Rollout:
-    """The rollout that answers `ticket`. `sampler`: name of this sampler; `generate_s`: seconds it took."""
+    """The rollout that answers `ticket`. `sampler`: name of this sampler; `generate_s`: seconds it took.
+
+    `redraws`: processes that had the ticket before.
+    """
     header = ticket.header
     return Rollout(
         header=RolloutHeader(
@@ -52,6 +61,7 @@ def build_rollout(
             group=header.group,
             index=header.index,
             item=header.item,
+            config=header.config,
             traceparent=header.traceparent,
             sampler=sampler,
             finish_reason=generation.finish_reason,
@@ -60,6 +70,7 @@ def build_rollout(
             spans=list(generation.spans),
             support_complete=generation.support_complete,
             digest=generation.digest,
+            redraws=redraws,
             generate_s=round(generate_s, 4),
         ),
         prompt_ids=ticket.prompt_ids,

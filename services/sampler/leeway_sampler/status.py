@@ -23,9 +23,12 @@ ANSWER_S = 4.0
 
 
 class Counters:
-    """Counts of the sampler's work since its start."""
+    """Counts of the sampler's work since its start. `config`: digest of its configuration."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: str = "") -> None:
+        self.config = config
+        self.config_differs: list[str] = []
+        """Keys in which the run's configuration is another one."""
         self._began = time.monotonic()
         self._busy_s = 0.0
         self._busy_since = 0.0
@@ -72,8 +75,11 @@ class Counters:
             epoch=weights.loaded.epoch,
             version=-1 if weights.loaded.version is None else weights.loaded.version,
             digest=weights.loaded.digest,
+            config=self.config,
+            config_differs=self.config_differs if watcher.foreign else [],
             stage_s=round(weights.stage_s, 4),
             pause_s=round(weights.pause_s, 4),
+            fetched_at=round(weights.fetched_at, 3),
             stuck=watcher.stuck,
             fenced=watcher.fenced,
             passed=watcher.passed,
@@ -98,8 +104,8 @@ class SamplerHealth:
         self._sampler, self._loop = sampler, loop
 
     def alive(self) -> bool:
-        """Whether the event loop runs and vLLM's processes are alive."""
-        return self._ask(self._sampler.engine.healthy, otherwise=False)
+        """Whether the event loop runs, and vLLM's processes are alive and draw tokens."""
+        return self._ask(self._sampler.healthy, otherwise=False)
 
     @property
     def ready(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@
                       alone   it outlived its samplers too often: nothing else in progress beside it
                       void    its version is gone
                       return  another sampler is ahead of this one, or this one is draining
+                              the ticket is of another configuration
 
     serve      waits for                                       unblocked by
     generate   the engine's response, of one version alone     vLLM; aborted by new weights, a fence or drain
@@ -24,6 +25,7 @@ from enum import Enum
 from typing import Any
 
 from leeway.config import RunConfig
+from leeway.config.identity import Identity
 from leeway.messages import Ticket, TicketHeader, decode
 from leeway.rewards import RewardPool, RewardResult
 from leeway.streams import Entry
@@ -36,7 +38,7 @@ from leeway_sampler.pending import PendingTickets
 from leeway_sampler.probe import Prober
 from leeway_sampler.rollouts import build_rollout, generate_span, generation_attributes
 from leeway_sampler.status import Counters
-from leeway_sampler.suspects import Suspects
+from leeway_sampler.suspects import History, Suspects
 from leeway_sampler.watch import WeightWatcher
 
 log = logging.getLogger(__name__)
@@ -56,17 +58,19 @@ class Fate(Enum):
     RETURN = "return"
 
 
-def triage(key: VersionKey, wanted: VersionKey, *, ready: bool, deliveries: int, max_deliveries: int) -> Fate:
+def triage(
+    key: VersionKey, wanted: VersionKey, *, ready: bool, own: bool, losses: int, max_deliveries: int
+) -> Fate:
     """The fate of a ticket of version `key` where `wanted` is the newest version known to this sampler.
 
-    `ready`: `wanted` is loaded and the sampler takes tickets. `deliveries`: how many times the ticket was
-    delivered, this time included.
+    `ready`: `wanted` is loaded and the sampler takes tickets. `own`: the ticket is of this sampler's
+    configuration. `losses`: processes that lost it and are dead or silent.
     """
     if key < wanted:
         return Fate.VOID
-    if key > wanted or not ready:
+    if key > wanted or not ready or not own:
         return Fate.RETURN
-    return Fate.SERVE if deliveries < max_deliveries else Fate.ALONE
+    return Fate.SERVE if losses < max_deliveries - 1 else Fate.ALONE
 
 
 @dataclass
@@ -78,6 +82,8 @@ class TicketWorker:
     """Name of the sampler."""
     engine: SamplerEngine
     rewards: RewardPool
+    identity: Identity
+    """Of the sampler's configuration."""
     decode_text: Callable[[list[int]], str]
     """Response ids to the text that is scored."""
     pending: PendingTickets
@@ -108,12 +114,15 @@ class TicketWorker:
         """Start on each ticket, or settle it. Returns when those to be served alone have been served."""
         async with self._accepting:
             tickets = {entry.id: decode(Ticket, entry.fields) for entry in entries}
-            deliveries = await self.pending.deliveries(entries)
+            histories = await self.suspects.histories(
+                (ticket.header.ticket_id for ticket in tickets.values()), self.watcher.wanted
+            )
+            of = {entry_id: histories[ticket.header.ticket_id] for entry_id, ticket in tickets.items()}
             fates: dict[Fate, list[Entry]] = {fate: [] for fate in Fate}
             for entry in entries:
-                fates[self._triage(tickets[entry.id].header, deliveries[entry.id])].append(entry)
+                fates[self._triage(tickets[entry.id].header, of[entry.id])].append(entry)
             for entry in fates[Fate.SERVE]:
-                self.spawn(self._serve(entry, tickets[entry.id]))
+                self.spawn(self._serve(entry, tickets[entry.id], of[entry.id]))
                 if self.prober.due(tickets[entry.id].prompt_ids):
                     self.spawn(self.prober.run())
             await self._void(fates[Fate.VOID])
@@ -121,28 +130,27 @@ class TicketWorker:
                 await self.pending.hand_back(fates[Fate.RETURN])
                 await self.pause(SETTLE_S)  # for whoever is ahead to read them
             for entry in fates[Fate.ALONE]:
-                await self._serve_alone(entry, tickets[entry.id], deliveries[entry.id])
+                await self._serve_alone(entry, tickets[entry.id], of[entry.id])
 
-    def _triage(self, header: TicketHeader, deliveries: int) -> Fate:
+    def _triage(self, header: TicketHeader, history: History) -> Fate:
         return triage(
             (header.epoch, header.version),
             self.watcher.wanted,
             ready=self.ready,
-            deliveries=deliveries,
+            own=header.config == self.identity.digest,
+            losses=len(history.missing),
             max_deliveries=self.config.sampler.max_deliveries,
         )
 
-    async def _serve_alone(self, entry: Entry, ticket: Ticket, deliveries: int) -> None:
+    async def _serve_alone(self, entry: Entry, ticket: Ticket, history: History) -> None:
         """Serve a ticket with nothing else in progress: if this sampler dies too, the ticket is the cause."""
         await self.settled()
         if self.stopping.is_set():
             return  # drain hands it back
-        log.warning("ticket %s was with samplers that died: it is drawn alone", ticket.header.ticket_id)
-        await self.suspects.begin(ticket.header, deliveries)
-        task = self.spawn(self._serve(entry, ticket))
+        log.warning("ticket %s was lost by %s: it is drawn alone", ticket.header.ticket_id, history.missing)
+        await self.suspects.begin(ticket.header, history)
+        self.spawn(self._serve(entry, ticket, history))
         await self.settled()
-        if task.done() and not task.cancelled() and task.exception() is None:
-            await self.suspects.end(ticket.header)
 
     async def settled(self) -> None:
         """Wait until nothing is in progress, or the sampler is stopping."""
@@ -171,7 +179,7 @@ class TicketWorker:
 
     # -- serve -------------------------------------------------------------------------------------------
 
-    async def _serve(self, entry: Entry, ticket: Ticket) -> None:
+    async def _serve(self, entry: Entry, ticket: Ticket, history: History) -> None:
         with self.counters.working():
             began = time.monotonic()
             generation = await self._draw(entry, ticket)
@@ -183,12 +191,21 @@ class TicketWorker:
             if self._is_old(ticket.header):
                 self.counters.generated(tokens, void=True)
                 await self._void([entry])
+            elif not self.pending.holds(entry):  # taken over while this process was stopped
+                self.counters.generated(tokens, void=True)
             elif self.watcher.fenced:
                 self.counters.generated(tokens, void=True)
                 await self.pending.hand_back([entry])
             else:
-                rollout = build_rollout(ticket, generation, reward, sampler=self.name, generate_s=seconds)
-                await self.pending.publish(entry, rollout)
+                rollout = build_rollout(
+                    ticket,
+                    generation,
+                    reward,
+                    sampler=self.name,
+                    generate_s=seconds,
+                    redraws=len(history.marks),
+                )
+                await self.pending.publish(entry, rollout, history)
                 metrics.generated(seconds)
                 self.counters.generated(tokens)
                 self.counters.tickets += 1

@@ -8,9 +8,9 @@ NOTHING -> apply(manifest) -> loaded
 
 apply waits for               unblocked by
 another apply                 its end
-stage (engine generates)      the transport has the whole version, verified; or the deadline
+stage (engine generates)      the transport has the whole version, verified; or no part came for budget_s
 pause                         requests in flight are aborted, or have finished (inflight="wait")
-load (engine paused)          vLLM's workers have loaded it; or the deadline
+load (engine paused)          vLLM's workers have loaded it; or budget_s
 resume                        always, whatever happened in between
 """
 
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 import redis
 
 from leeway.errors import LeewayError
-from leeway.weights import WeightManifest, WeightsError
+from leeway.weights import Patience, WeightManifest, WeightsError
 from leeway_sampler.transports.base import FAILED, WeightReceiver
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ class WeightsRefused(WeightsError):
 
 class WeightsTorn(WeightsError):
     """A version could not be loaded and the previous one could not be put back; the engine holds none."""
+
+
+RESUME_S = 30.0
+"""Maximum time to resume generation; an engine that takes longer hangs."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,9 @@ class EngineWeights:
     def __init__(self, llm: AsyncLLM, transport: str, receiver: WeightReceiver) -> None:
         self._llm, self.transport, self.receiver = llm, transport, receiver
         self._updating = asyncio.Lock()
+        self._patience = Patience(0.0)
+        self.pausing = False
+        """Whether generation is paused for new weights."""
         self.loaded = NOTHING
         """NOTHING before the first version, during a load and after a torn one."""
         self.stage_s = 0.0
@@ -87,38 +94,55 @@ class EngineWeights:
         The version is staged while the engine keeps generating. Then requests in flight are aborted or waited
         for, the weights are loaded and the prefix cache is emptied; later requests draw from the new version.
 
+        `budget_s` limits the time without a part of the version arriving, and the time of the pause.
+
         Raises WeightsRefused (`loaded` is unchanged), WeightsTorn and TimeoutError (`loaded` is NOTHING until
         an update succeeds).
         """
-        deadline = time.monotonic() + budget_s
         async with self._updating:
             started = time.monotonic()
-            await self._stage(manifest, deadline)
+            await self._stage(manifest, Patience(budget_s))
             staged = time.monotonic()
             self.stage_s = staged - started
-            async with asyncio.timeout(deadline - staged):
-                await self._llm.pause_generation(mode=inflight, clear_cache=True)
+            async with asyncio.timeout(budget_s):
+                self.pausing = True
                 try:
-                    await self._swap(manifest)
+                    await self._paused(manifest, inflight)
                 finally:
-                    # Shielded: an engine that stays paused looks healthy and never answers.
-                    await asyncio.shield(self._llm.resume_generation())
+                    self.pausing = False
                     self.pause_s = time.monotonic() - staged
         return self.loaded.digest
+
+    async def _paused(self, manifest: WeightManifest, inflight: Literal["abort", "wait"]) -> None:
+        await self._llm.pause_generation(mode=inflight, clear_cache=True)
+        try:
+            await self._swap(manifest)
+        finally:
+            # Shielded: an engine that stays paused looks healthy and never answers.
+            await asyncio.wait_for(asyncio.shield(self._llm.resume_generation()), RESUME_S)
 
     def forget(self) -> None:
         """Have the next version fetched in full; the engine keeps what it has loaded."""
         self.receiver.forget()
 
-    async def _stage(self, manifest: WeightManifest, deadline: float) -> None:
+    @property
+    def fetched_at(self) -> float:
+        """Unix time when a part of a version last arrived, by the server's clock; 0: never."""
+        return self._patience.renewed_at
+
+    async def _stage(self, manifest: WeightManifest, patience: Patience) -> None:
         if manifest.transport != self.transport:
             raise WeightsRefused(
                 f"weights version {manifest.version} was published by transport {manifest.transport!r}, but "
                 f"this sampler receives weights by {self.transport!r}: start trainer and samplers with the "
                 "same weights.transport"
             )
+        patience.renewed_at, self._patience = self._patience.renewed_at, patience
         try:
-            await asyncio.to_thread(self.receiver.stage, manifest, deadline)
+            await asyncio.to_thread(self.receiver.stage, manifest, patience)
+        except asyncio.CancelledError:
+            patience.cancel()  # the thread ends with its next part
+            raise
         except (LeewayError, redis.RedisError, OSError, TimeoutError) as exc:
             raise WeightsRefused(f"{exc}; the weights in the engine are unchanged") from exc
 

@@ -1,7 +1,7 @@
 """Assembling planned batches: a batch is complete when each of its slots holds a rollout, in any order.
 
-Membership never depends on reward, length or arrival time: a rollout is dropped only for its version or run
-epoch, because its slot is filled, or because its batch was already taken.
+Membership never depends on reward, length or arrival time: a rollout is dropped only for its version, run
+epoch or configuration, because its slot is filled, or because its batch was already taken.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class Admission(Enum):
     DUPLICATE = "duplicate"
     """Its slot is filled, or its batch was taken."""
     VOID = "void"
-    """It was drawn in another run epoch, or under another weight version than the accepted one."""
+    """It was drawn in another run epoch, or under another weight version or configuration than the accepted
+    one."""
 
 
 class AssemblyError(LeewayError):
@@ -33,24 +34,26 @@ class AssemblyError(LeewayError):
 class BatchAssembler:
     """Holds rollouts of the current batch and of later ones.
 
-    Only rollouts of `epoch` and `version` are accepted; `renew(version)` drops those of the version before.
+    Only rollouts of `epoch`, `version` and the configuration with digest `config` are accepted;
+    `renew(version)` drops those of the version before.
     """
 
-    def __init__(self, groups: int, group_size: int, *, epoch: int, version: int, batch: int = 0) -> None:
+    def __init__(
+        self, groups: int, group_size: int, *, epoch: int, version: int, batch: int = 0, config: str = ""
+    ) -> None:
         self.groups, self.group_size = groups, group_size
-        self.epoch, self.version, self.batch = epoch, version, batch
+        self.epoch, self.version, self.batch, self.config = epoch, version, batch, config
         self._held: dict[Slot, Rollout] = {}
 
     def add(self, rollout: Rollout) -> Admission:
         """Admit a rollout, or return why not. Raises AssemblyError for a slot outside the batch."""
         header, slot = rollout.header, rollout.header.slot
-        if header.epoch != self.epoch or header.version != self.version:
+        if (header.epoch, header.version, header.config) != (self.epoch, self.version, self.config):
             return Admission.VOID
         if not (slot.group < self.groups and slot.index < self.group_size):
             raise AssemblyError(
                 f"rollout {header.ticket_id}: slot (group {slot.group}, index {slot.index}) is outside a "
-                f"batch of {self.groups} groups x {self.group_size}; trainer and controller run different "
-                "configurations"
+                f"batch of {self.groups} groups x {self.group_size}"
             )
         if slot.batch < self.batch or slot in self._held:
             return Admission.DUPLICATE

@@ -1,7 +1,8 @@
 """Run epochs: every start of the trainer, and every loss of the server's data, begins a new one.
 
 The epoch is a counter in Redis. Everything on the wire carries it, so that nothing of an earlier epoch can be
-mistaken for new.
+mistaken for new. Beside it is the configuration of the epoch, which the trainer decides
+(leeway.config.identity).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any, cast
 import redis
 
 from leeway.config import RunConfig
-from leeway.streams import EPOCH_FIELD, OWNER_FIELD, Keys, newest_start, process_id, retrying
+from leeway.config.identity import Identity, identify
+from leeway.streams import CONFIG_FIELD, EPOCH_FIELD, OWNER_FIELD, Keys, newest_start, process_id, retrying
 from leeway.weights import latest_manifest
 from leeway_trainer.feed import Feed
 from leeway_trainer.ranks import Ranks
@@ -50,16 +52,16 @@ def begin_epoch(
     client, keys = setup.client, setup.keys
     if client is None:
         return RunEpoch(ranks.share_int(0), batch, None)
-    number = ranks.share_int(count_epoch(client, keys, last, config.redis.reconnect_s))
+    number = ranks.share_int(count_epoch(client, keys, last, identify(config), config.redis.reconnect_s))
     feed = Feed(client, keys, config, epoch=number, version=version, next_batch=batch)
     return RunEpoch(number, batch, feed)
 
 
-def count_epoch(client: redis.Redis, keys: Keys, last: int, budget_s: float) -> int:
+def count_epoch(client: redis.Redis, keys: Keys, last: int, identity: Identity, budget_s: float) -> int:
     """Begin the next run epoch, which is above `last` even on a server that has never seen the run.
 
     It is also above that of every published version: a server that has lost the counter may still have some.
-    Its number and its owner, this process, are written together.
+    Its number, its owner (this process) and the configuration are written together.
     """
     own = process_id()
 
@@ -73,8 +75,13 @@ def count_epoch(client: redis.Redis, keys: Keys, last: int, budget_s: float) -> 
                 if found.owner == own and found.epoch > last:
                     return found.epoch  # a repeated attempt whose reply was lost
                 epoch = max(found.epoch, least) + 1
+                fields: dict[Any, Any] = {
+                    EPOCH_FIELD: str(epoch),
+                    OWNER_FIELD: own,
+                    CONFIG_FIELD: identity.text,
+                }
                 pipe.multi()
-                pipe.hset(keys.state, mapping={EPOCH_FIELD: epoch, OWNER_FIELD: own})
+                pipe.hset(keys.state, mapping=fields)
                 try:
                     pipe.execute()
                     return epoch

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import redis
 
 from leeway.config import RunConfig
+from leeway.config.identity import identify, short
 from leeway.diagnose import describe_tickets, is_stalled
 from leeway.errors import LeewayError, StalledError
-from leeway.events import write_event
+from leeway.events import CONFIG_DIFFERS, write_event
 from leeway.messages import (
     EventLevel,
     Report,
@@ -89,8 +90,15 @@ class Feed:
         self.client, self.keys, self.config, self.epoch = client, keys, config, epoch
         self.budget_s = config.redis.reconnect_s
         self.assembler = BatchAssembler(
-            config.batch.prompts, config.batch.group_size, epoch=epoch, version=version, batch=next_batch
+            config.batch.prompts,
+            config.batch.group_size,
+            epoch=epoch,
+            version=version,
+            batch=next_batch,
+            config=identify(config).digest,
         )
+        self._foreign: set[tuple[str, str]] = set()
+        """(sampler, configuration) of rollouts of another configuration; each is announced once."""
         self.verdicts = Verdicts(client, keys, epoch, self.budget_s)
         self.tokens_voided = 0
         self.duplicates = 0
@@ -233,11 +241,25 @@ class Feed:
             useless.append(entry.id)
             if admission is Admission.VOID:
                 self.tokens_voided += int(rollout.response_ids.size)
+                self._announce_foreign(rollout)
             else:
                 self.duplicates += 1
             log.debug("rollout %s is %s", rollout.header.ticket_id, admission.value)
         self._ack(useless)
         return Arrived(len(entries), filled)
+
+    def _announce_foreign(self, rollout: Rollout) -> None:
+        header, own = rollout.header, self.assembler.config
+        if header.config != own and header.epoch == self.epoch:
+            who = header.sampler, header.config
+            if who not in self._foreign:
+                self._foreign.add(who)
+                self.event(
+                    "warning",
+                    CONFIG_DIFFERS,
+                    f"rollouts of sampler {header.sampler} are void: they were drawn under configuration "
+                    f"{short(header.config)}, the trainer has {short(own)}",
+                )
 
     def _ack(self, ids: list[bytes]) -> None:
         """Acknowledge and delete rollouts, as long as this trainer is the newest."""

@@ -30,8 +30,16 @@ from leeway.telemetry.prometheus import serve_metrics
 from leeway.telemetry.tracing import start_tracing
 
 log = logging.getLogger("leeway_trainer")
-START_MARGIN_S = 600
-"""What ranks wait for each other beyond the longest wait for rollouts."""
+WORK_S = 600
+"""What one piece of work without a look at the streams may take: a micro-batch, publishing a version, writing
+a checkpoint. What ranks wait for each other beyond the longest wait for rollouts."""
+
+
+def longest_wait_s(config: RunConfig) -> float:
+    """The longest time in which a rank that is well makes no progress: it waits for rank 0, which waits for
+    rollouts while samplers restart.
+    """
+    return config.sync.stall_timeout_s + config.sampler.start_timeout_s + WORK_S
 
 
 def run_process(args: argparse.Namespace, config: RunConfig) -> None:
@@ -71,8 +79,8 @@ def train(
     from leeway_trainer.train import StoppedError, Trainer
 
     keys = Keys(args.run)
-    longest_wait_s = max(config.sync.stall_timeout_s, config.sampler.start_timeout_s)
-    ranks = start_ranks(config.trainer.device, config.trainer.ranks, longest_wait_s + START_MARGIN_S)
+    limit_s = longest_wait_s(config)
+    ranks = start_ranks(config.trainer.device, config.trainer.ranks, limit_s)
     setup = TrainerSetup(args.model or config.model.name, args.out, keys, client, resume_from(args))
     try:
         trainer = Trainer(config, ranks, setup)
@@ -81,8 +89,10 @@ def train(
         if ranks.first:
             start_telemetry(args, config, stack)
         trainer.on_start = lambda: health.ready.update(ready=True)
+        health.alive = lambda: trainer.seconds_since_progress() < limit_s
         freeze_heap()
         trainer.run()
+        health.alive = lambda: True
     except StoppedError:
         raise
     except BaseException as error:

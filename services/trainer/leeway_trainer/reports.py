@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from leeway.batches import prompts_digest, tickets_digest
 from leeway.checks.facts import trained_facts
 from leeway.config import RunConfig
+from leeway.config.identity import identify
 from leeway.errors import LeewayError
 from leeway.messages import ReportHeader, Rollout
 from leeway.metrics.areas.data import BATCH_DIGEST, BATCH_TICKETS
 from leeway.metrics.areas.lag import LAG_AGE
 from leeway.metrics.areas.reward import REWARD_ERROR
+from leeway.metrics.areas.tokens import ROLLOUTS_REDRAWN
 from leeway.streams import Keys
 from leeway.telemetry.tracing import messaging, span, traceparent
 from leeway_trainer.epochs import RunEpoch
@@ -41,6 +43,7 @@ class Reports:
 
     def __init__(self, config: RunConfig, keys: Keys, times: StepTimes) -> None:
         self.config, self.keys, self.times = config, keys, times
+        self._identity = identify(config)
         self._last_step: ReportHeader | None = None
         self._last: ReportHeader | None = None
 
@@ -66,6 +69,7 @@ class Reports:
                     "step": step,
                     "version": version,
                     "age": age,
+                    "config": self._identity.digest,
                     "metrics": metrics or {},
                     "traceparent": traceparent(),
                 }
@@ -93,6 +97,7 @@ class Reports:
             **self.times.report(metrics),
             LAG_AGE: float(drawn.age),
             BATCH_DIGEST: prompts_digest(r.prompt_ids for r in rollouts),
+            ROLLOUTS_REDRAWN: float(sum(r.header.redraws > 0 for r in rollouts)),
             BATCH_TICKETS: tickets_digest(r.header.ticket_id for r in rollouts),
             **trained_facts(rollouts, self.config.batch, step),
             **drawn.kl,

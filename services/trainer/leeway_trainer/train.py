@@ -70,6 +70,7 @@ class Trainer:
         self.config, self.ranks, self.setup = config, ranks, setup
         self.stopping = False
         """Set by a signal; the loop ends at the next gate or micro-batch."""
+        self._lived_at = time.monotonic()
         self.on_start: Callable[[], object] = lambda: None
         """Called on every rank once the weights are published and training begins."""
         self.transport = find_transport(config, ranks)
@@ -87,6 +88,10 @@ class Trainer:
         self.versions = Versions(
             publisher, self._kl_of, config.checks, self.times, version=version, step=self.next_batch
         )
+
+    def seconds_since_progress(self) -> float:
+        """Seconds since this rank's loop came by a gate or a micro-batch, for the liveness probe."""
+        return time.monotonic() - self._lived_at
 
     # -- the loop ------------------------------------------------------------------------------------------
 
@@ -189,7 +194,7 @@ class Trainer:
             self.ranks,
             self.epoch,
             self.times,
-            stopping=lambda: self.stopping,
+            stopping=self._asked_to_stop,
             keyframe_wanted=publisher.keyframe_wanted,
             repeat_report=lambda: self.reports.repeat_last(self.epoch),
         )
@@ -202,8 +207,12 @@ class Trainer:
     def _kl_of(self, rollouts: Sequence[Rollout]) -> ResyncKl:
         return self.learner.kl(self.policy, self.learner.theta_s, rollouts, self.config)
 
+    def _asked_to_stop(self) -> bool:
+        self._lived_at = time.monotonic()
+        return self.stopping
+
     def _stop_if_asked(self) -> None:
-        if self.ranks.share_int(int(self.stopping)):
+        if self.ranks.share_int(int(self._asked_to_stop())):
             raise StoppedError(f"the trainer was told to stop; step {self.next_batch} is abandoned")
 
     def _step_attributes(self, step: int) -> dict[str, str | int]:

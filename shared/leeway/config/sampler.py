@@ -35,11 +35,17 @@ class SamplerConfig(Section):
     http_port: int = Field(default=0, ge=0, le=65535)
     """Port of /healthz and /readyz of the first sampler; further samplers use the next ports. 0: none."""
     drain_s: float = Field(default=20.0, gt=0)
-    """On SIGTERM, time to finish the responses in flight before their tickets are handed back."""
+    """On SIGTERM, time to finish the responses in flight. What is not finished by then is drawn again by
+    other samplers, which favours short responses: set it above the time of the longest response."""
     start_timeout_s: float = Field(default=600.0, gt=0)
-    """How long a sampler may take to start."""
+    """How long a sampler may take to start, and to draw its first token ever."""
+    stall_timeout_s: float = Field(default=120.0, gt=0)
+    """A sampler whose engine has responses in flight and draws no token for this long ends: its engine
+    hangs. More than the longest prefill or compilation after the first token, and with the time of a restart
+    less than `sync.stall_timeout_s`."""
     max_restarts: int = Field(default=3, ge=0)
     """Number of times the local launcher restarts a sampler before the run fails."""
     max_deliveries: int = Field(default=3, ge=2)
-    """A ticket that has been delivered this many times is generated alone; if its sampler dies again, the
-    run ends with an error that names the ticket."""
+    """A ticket that all but one of this many samplers lost, dead or silent, is generated alone; if that
+    sampler dies too, the run ends with an error that names the ticket. A sampler that is stopped or cut off
+    ends nothing."""

@@ -31,12 +31,14 @@ class SyncConfig(Section):
     verdict_timeout_s: float = Field(default=10.0, gt=0)
     """Seconds that the trainer waits for a verdict before it applies the same policy itself."""
     commit_timeout_s: float = Field(default=120.0, gt=0)
-    """Samplers that do not attest a new version within this time are fenced: other samplers take their
-    tickets, and they must reload the weights."""
+    """Samplers that do not attest a new version within this time are fenced: the run continues without them
+    until they have loaded it. A sampler gives up fetching a version when no part of it arrives for this
+    long."""
     heartbeat_s: float = Field(default=1.0, gt=0)
     """Seconds between the heartbeats of a sampler."""
     ticket_idle_s: float = Field(default=10.0, gt=0)
-    """A ticket without a heartbeat for this long is claimed by another sampler."""
+    """A ticket whose claim is not renewed for this long is taken over by another sampler. A sampler renews
+    its claims with every heartbeat, as long as its engine draws tokens (`sampler.stall_timeout_s`)."""
     stall_timeout_s: float = Field(default=300.0, gt=0)
     """No progress for this long ends the run with a diagnosis; a service that restarts meanwhile gets
     `sampler.start_timeout_s` more."""

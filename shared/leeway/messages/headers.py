@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from leeway.errors import LeewayError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 EventLevel = Literal["info", "warning", "error"]
 
 
@@ -21,7 +21,7 @@ class Header(BaseModel):
     """Base of all headers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     traceparent: str | None = None
     """W3C trace context of the span that wrote the entry."""
 
@@ -36,7 +36,7 @@ class Slot:
 
 
 class SlotHeader(Header):
-    """What a ticket and its rollout share: which response, under which weight version."""
+    """What a ticket and its rollout share: which response, under which weight version and configuration."""
 
     ticket_id: str
     epoch: int = Field(ge=0)
@@ -46,6 +46,8 @@ class SlotHeader(Header):
     index: int = Field(ge=0)
     item: int = Field(ge=0)
     """Index of the item in the data set; the reward needs it."""
+    config: str = ""
+    """Digest of the configuration (`leeway.config.identity`) that it is drawn and scored under."""
 
     @property
     def slot(self) -> Slot:
@@ -74,6 +76,8 @@ class RolloutHeader(SlotHeader):
     """The head of every position covers the whole distribution that the token was drawn from."""
     digest: str = ""
     """`draw_digest` of what the engine drew; empty if the sampler computed none."""
+    redraws: int = Field(default=0, ge=0)
+    """Processes that began the response before and did not finish it."""
     generate_s: float = 0.0
 
 
@@ -89,6 +93,8 @@ class ReportHeader(Header):
     """The version that samplers hold, before a resync that this report may cause."""
     age: int = Field(default=0, ge=0)
     """Optimiser steps that samplers are behind, after this step."""
+    config: str = ""
+    """Digest of the trainer's configuration."""
     metrics: dict[str, float | int | str | None] = Field(default_factory=dict)
 
 

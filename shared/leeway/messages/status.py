@@ -34,6 +34,10 @@ class SamplerStatus(BaseModel):
     version: int = -1
     digest: str = ""
     """Digest of the weights that are loaded."""
+    config: str = ""
+    """Digest of the sampler's configuration (`leeway.config.identity`)."""
+    config_differs: list[str] = Field(default_factory=list)
+    """Keys in which it differs from the run's configuration, if it does and they are known."""
     inflight: int = 0
     busy_s: float = 0.0
     """Seconds with at least one response in flight, since the sampler's start."""
@@ -48,6 +52,8 @@ class SamplerStatus(BaseModel):
     """Seconds spent on reading and verifying the last version while the engine kept generating."""
     pause_s: float = 0.0
     """Seconds that generation was paused to load it."""
+    fetched_at: float = 0.0
+    """Unix time when a part of a version last arrived, by the server's clock; 0: never."""
     stuck: tuple[int, int] | None = None
     """(epoch, version) that cannot be assembled from what is published: only a keyframe helps."""
     fenced: bool = False

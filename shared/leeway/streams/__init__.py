@@ -24,9 +24,11 @@ from leeway.streams.authority import (
 )
 from leeway.streams.client import RedisRefused, client_name, connect, replica_url
 from leeway.streams.clock import now, set_clock
-from leeway.streams.consumer import Consumer
+from leeway.streams.consumer import Consumer, Stale
 from leeway.streams.entries import Entry
 from leeway.streams.keys import (
+    CONFIG_FIELD,
+    CONTROLLER_CONFIG_FIELD,
     EPOCH_FIELD,
     KEYFRAME_FIELD,
     MANUAL_FIELD,
@@ -45,6 +47,8 @@ from leeway.streams.tail import Tail
 from leeway.streams.writing import add_fields, append
 
 __all__ = [
+    "CONFIG_FIELD",
+    "CONTROLLER_CONFIG_FIELD",
     "EPOCH_FIELD",
     "KEYFRAME_FIELD",
     "LOST",
@@ -62,6 +66,7 @@ __all__ = [
     "Keys",
     "RedisRefused",
     "RedisUnavailable",
+    "Stale",
     "SupersededError",
     "Tail",
     "add_fields",

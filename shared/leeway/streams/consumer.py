@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import redis
@@ -30,9 +31,8 @@ class Consumer:
     first returns pending entries that it has not returned yet. All methods raise RedisUnavailable after
     `budget_s` seconds without the server.
 
-    An entry's delivery count grows when it is read for the first time, when its consumer restarts, and when
-    another consumer claims it: one less than it is the number of processes that ended or went silent while
-    they held the entry. Lost connections and lost replies do not count.
+    Another consumer takes over entries without a heartbeat: `claim_stale`, or `find_stale` and `claim` for
+    one who needs to know from whom.
     """
 
     def __init__(
@@ -46,10 +46,6 @@ class Consumer:
         self.held: set[bytes] = set()
         self._recovered_to: bytes | None = b"-"
         """Where in the list of own pending entries the search for unreturned ones is; None: at its end."""
-        self._restarted = True
-        """What the search finds was delivered to an earlier process of this name."""
-        self._counts: dict[bytes, int] = {}
-        """What the counts of an earlier process's entries were raised to."""
         self.ensure()
 
     def ensure(self) -> None:
@@ -114,17 +110,13 @@ class Consumer:
             page = self._pending(self._recovered_to, b"+", PAGE)
             missing = [p["message_id"] for p in page if p["message_id"] not in self.held]
             chosen = missing[:count]
-            if self._restarted:
-                times = {p["message_id"]: p["times_delivered"] for p in page}
-                self._raise_counts({entry_id: times[entry_id] + 1 for entry_id in chosen})
             entries = self._fetch(chosen)
             if len(chosen) < len(missing):
                 self._recovered_to = b"(" + chosen[-1]
             elif len(page) == PAGE:
                 self._recovered_to = b"(" + page[-1]["message_id"]
             else:
-                self._recovered_to, self._restarted = None, False
-                self._counts.clear()
+                self._recovered_to = None
             if entries:
                 return entries
         return []
@@ -135,31 +127,13 @@ class Consumer:
         )
         return list(found)
 
-    def _raise_counts(self, counts: dict[bytes, int]) -> None:
-        """Set delivery counts of entries that an earlier process of this name held.
-
-        Whoever repeats it after a lost connection sets the same counts again.
-        """
-        with self.client.pipeline(transaction=False) as pipe:
-            for entry_id, count in counts.items():
-                pipe.xclaim(
-                    self.stream,
-                    self.group,
-                    self.name,
-                    0,
-                    [entry_id],
-                    retrycount=self._counts.setdefault(entry_id, count),
-                    justid=True,
-                )
-            pipe.execute()
-
     def _fetch(self, ids: Sequence[bytes]) -> list[Entry]:
         """The entries with these ids, without those that were deleted."""
         with self.client.pipeline(transaction=False) as pipe:
             for entry_id in ids:
                 pipe.xrange(self.stream, entry_id, entry_id)
             found: list[Any] = pipe.execute()
-        return parse_entries([raw for reply in found for raw in reply], again=True)
+        return parse_entries([raw for reply in found for raw in reply])
 
     def ack(self, ids: Sequence[bytes], *, delete: bool = True) -> None:
         """Acknowledge entries whose effect is durable; `delete` also removes them (one group per stream)."""
@@ -193,31 +167,13 @@ class Consumer:
                 )
             )
 
-    def deliveries(self, entries: Sequence[Entry]) -> dict[bytes, int]:
-        """How often each of this consumer's pending `entries` was delivered, at least 1."""
-        found = {entry.id: 1 for entry in entries}
-        asked = [entry.id for entry in entries if entry.again]
-
-        def ask() -> list[Any]:
-            with self.client.pipeline(transaction=False) as pipe:
-                for entry_id in asked:
-                    pipe.xpending_range(
-                        self.stream, self.group, entry_id, entry_id, 1, consumername=self.name
-                    )
-                return pipe.execute()
-
-        if asked:
-            pending = [p for reply in self._call(ask) for p in reply]
-            found.update((p["message_id"], p["times_delivered"]) for p in pending)
-        return found
-
     def claim_stale(self, idle_s: float, count: int) -> list[Entry]:
         """Take over up to `count` entries that had no heartbeat for `idle_s` seconds."""
         entries: list[Entry] = []
         start: Any = b"0-0"
         while True:
             start, raw = self._claim_page(idle_s, count - len(entries), start)
-            entries += [entry for entry in parse_entries(raw, again=True) if entry.id not in self.held]
+            entries += [entry for entry in parse_entries(raw) if entry.id not in self.held]
             self.held.update(entry.id for entry in entries)
             if start == b"0-0" or len(entries) >= count:
                 return entries
@@ -230,6 +186,83 @@ class Consumer:
             )
         )
         return cast(Any, reply)[0], cast(Any, reply)[1]
+
+    def owned(self) -> set[bytes]:
+        """The entries that are pending for this consumer: others may have taken over some of what it read."""
+        found: set[bytes] = set()
+        start: bytes | None = b"-"
+        while start is not None:
+            page = self._call(lambda first=start: self._pending(first, b"+", PAGE))  # type: ignore[misc]
+            found.update(p["message_id"] for p in page)
+            start = b"(" + page[-1]["message_id"] if len(page) == PAGE else None
+        return found
+
+    def find_stale(self, idle_s: float, count: int) -> list[Stale]:
+        """Up to `count` entries of other consumers that had no heartbeat for `idle_s` seconds."""
+        found: list[Stale] = []
+        start: bytes | None = b"-"
+        while start is not None and len(found) < count:
+            page = self._idle(start, idle_s)
+            found += [
+                Stale(p["message_id"], p["consumer"].decode())
+                for p in page
+                if p["consumer"] != self.name.encode()
+            ]
+            start = b"(" + page[-1]["message_id"] if len(page) == PAGE else None
+        return found[:count]
+
+    def _idle(self, start: bytes, idle_s: float) -> list[dict[str, Any]]:
+        reply: Any = self._call(
+            lambda: self.client.xpending_range(
+                self.stream, self.group, cast(Any, start), cast(Any, b"+"), PAGE, idle=int(idle_s * 1000)
+            )
+        )
+        return list(reply)
+
+    def look(self, ids: Sequence[bytes]) -> list[Entry]:
+        """The entries with these ids, which stay with whoever has them; deleted ones are left out."""
+        return self._call(lambda: self._fetch(ids))
+
+    def claim(self, ids: Sequence[bytes], idle_s: float, queue: Callable[[Any], object]) -> list[Entry]:
+        """Take over those of the entries that still had no heartbeat for `idle_s` seconds.
+
+        `queue` puts commands on the pipeline of the same MULTI. If its reply is lost, `read` finds what was
+        claimed.
+        """
+
+        def claim() -> list[Entry]:
+            with self.client.pipeline(transaction=True) as pipe:
+                queue(pipe)
+                pipe.xclaim(self.stream, self.group, self.name, int(idle_s * 1000), cast(Any, list(ids)))
+                return parse_entries(pipe.execute()[-1])
+
+        entries = [entry for entry in self._call(claim) if entry.id not in self.held]
+        self.held.update(entry.id for entry in entries)
+        return entries
+
+    def remove(self, consumer: str) -> None:
+        """Remove a consumer that will not read again, unless entries are pending for it."""
+
+        def remove() -> None:
+            if not self.client.xpending_range(
+                self.stream, self.group, cast(Any, b"-"), cast(Any, b"+"), 1, consumername=consumer
+            ):
+                self.client.xgroup_delconsumer(self.stream, self.group, consumer)
+
+        self._call(remove)
+
+    def others(self) -> list[str]:
+        """The names of the group's other consumers."""
+        found: Any = self._call(lambda: self.client.xinfo_consumers(self.stream, self.group))
+        return [name for c in found if (name := c["name"].decode()) != self.name]
+
+
+@dataclass(frozen=True)
+class Stale:
+    """An entry without a heartbeat, and the consumer that has it."""
+
+    id: bytes
+    owner: str
 
 
 def _without_silent_retries(client: redis.Redis) -> redis.Redis:

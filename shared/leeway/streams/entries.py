@@ -12,16 +12,15 @@ from leeway.messages import Fields
 
 @dataclass(frozen=True)
 class Entry:
-    """One stream entry as read. `again`: it was delivered to a consumer before."""
+    """One stream entry as read."""
 
     id: bytes
     fields: Fields
-    again: bool = False
 
 
-def parse_entries(raw: Iterable[tuple[bytes, Fields | None]], again: bool = False) -> list[Entry]:
+def parse_entries(raw: Iterable[tuple[bytes, Fields | None]]) -> list[Entry]:
     """Entries of a reply; one that was deleted while it was pending has no fields and is left out."""
-    return [Entry(entry_id, dict(fields), again) for entry_id, fields in raw if fields]
+    return [Entry(entry_id, dict(fields)) for entry_id, fields in raw if fields]
 
 
 def block_ms(client: redis.Redis, block_s: float) -> int:

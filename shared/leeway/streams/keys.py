@@ -17,6 +17,11 @@ trainers may have arrived at the same number."""
 PUBLISHED_FIELD = "published"
 """The newest weight version that was announced, as <epoch>.<version>. A server that has lost its last writes
 has an older one."""
+CONFIG_FIELD = "config"
+"""The configuration of the newest run epoch: the text of a `leeway.config.identity.Identity`. Written by the
+trainer together with the epoch."""
+CONTROLLER_CONFIG_FIELD = "controller_config"
+"""The same of the newest controller, written together with its term."""
 STATE_FIELD = "controller"
 """The controller's state, a `leeway.run_state.RunState` as JSON."""
 TERM_FIELD = "controller_term"
@@ -76,8 +81,13 @@ class Keys:
 
     @property
     def suspects(self) -> str:
-        """Tickets that are being drawn alone, see `leeway_sampler.suspects`."""
+        """Who lost which ticket, see `leeway_sampler.suspects`."""
         return self.key("suspects")
+
+    @property
+    def incarnations(self) -> str:
+        """The newest process of each sampler, see `leeway.incarnations`."""
+        return self.key("incarnations")
 
     @property
     def probe(self) -> str:

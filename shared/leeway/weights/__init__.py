@@ -6,6 +6,8 @@ plan.py        decisions: full or delta, which chain to read, what to free, what
 chunks.py      a byte stream as digested entries of a Redis stream
 publish.py     writing a version
 host_copy.py   reading versions
+unfinished.py  where an interrupted read is
+patience.py    a budget that progress renews
 nccl_offer.py  where samplers join the group of a version that travels by NCCL
 """
 
@@ -21,6 +23,7 @@ from leeway.weights.manifest import (
     WeightsVersionRefused,
     weights_digest,
 )
+from leeway.weights.patience import FetchCancelled, Patience
 from leeway.weights.plan import VersionKey, decide_codec, plan_chain, plan_free, room_for
 from leeway.weights.publish import (
     CHUNK_BYTES,
@@ -35,7 +38,9 @@ from leeway.weights.publish import (
 __all__ = [
     "CHUNK_BYTES",
     "ChunkSource",
+    "FetchCancelled",
     "HostCopy",
+    "Patience",
     "TensorSpec",
     "VersionKey",
     "WeightManifest",

@@ -2,14 +2,15 @@
 
 ChunkWriter   bytes -> entries of `chunk_bytes` with ids 1-0, 2-0, ...
 ChunkSource   entry by index: from the replicas in turn, from the primary when they lag, fail or are wrong
-read_chunks   the verified bytes of a version, chunk by chunk
+ByteStream    the verified bytes of a version, which can be read on after an error
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import redis
@@ -17,6 +18,7 @@ import xxhash
 
 from leeway.streams import Keys, retrying
 from leeway.weights.manifest import WeightManifest, WeightsCorrupt, WeightsTooLarge
+from leeway.weights.patience import Patience
 
 log = logging.getLogger(__name__)
 _INDEX, _DIGEST, _DATA = b"index", b"digest", b"data"
@@ -125,53 +127,88 @@ class ChunkSource:
             )
 
 
-def read_chunks(
-    source: ChunkSource, keys: Keys, manifest: WeightManifest, deadline: float | None = None
-) -> Iterator[bytes]:
-    """Yield the chunks in order, after checking their number, indices, sizes and digests.
+class ByteStream:
+    """The chunks of a version as one stream of verified bytes.
 
-    Raises WeightsCorrupt, and TimeoutError once time.monotonic() exceeds `deadline`.
+    After an error it goes on where it was: `rewind` returns to the last `mark`, and what was read since then,
+    or fetched and not read yet, is not fetched again.
     """
-    stream, version = keys.weight_chunks(*manifest.key), manifest.version
-    source.check_count(stream, manifest.chunks, version)
-    for index in range(manifest.chunks):
-        if deadline is not None and time.monotonic() > deadline:
-            raise TimeoutError(
-                f"weights version {version}: timed out before chunk {index} of {manifest.chunks}"
+
+    def __init__(self, keys: Keys, manifest: WeightManifest) -> None:
+        self._stream, self._manifest = keys.weight_chunks(*manifest.key), manifest
+        self._source: ChunkSource | None = None
+        self._patience: Patience | None = None
+        self._next = 0
+        """Index of the next chunk to fetch."""
+        self._rest: deque[memoryview] = deque()
+        self._left = 0
+        """Bytes in `_rest`."""
+        self._read: list[memoryview] = []
+        """What was read since the last mark."""
+
+    def resume(self, source: ChunkSource, patience: Patience | None) -> None:
+        """Read from `source`, from the last mark on. `patience` is renewed by every chunk.
+
+        The first time, the first chunk is read immediately, so that the number of chunks and their size are
+        known to match the manifest before memory is allocated for it. Raises WeightsCorrupt, TimeoutError and
+        RedisUnavailable, as does `read`.
+        """
+        self._source, self._patience = source, patience
+        self.rewind()
+        if self._next == 0:
+            source.check_count(self._stream, self._manifest.chunks, self._manifest.version)
+            if self._manifest.chunks:
+                self._fetch()
+
+    def _fetch(self) -> None:
+        manifest, index = self._manifest, self._next
+        assert self._source is not None, "resume comes first"
+        if self._patience is not None:
+            self._patience.check(
+                f"weights version {manifest.version}, before chunk {index} of {manifest.chunks}"
             )
         size = min(manifest.chunk_bytes, manifest.wire_nbytes - index * manifest.chunk_bytes)
-        yield source.read(stream, index, size, version)
-
-
-class ByteStream:
-    """Chunks as one stream of bytes.
-
-    The first chunk is read immediately, so that the number of chunks and their size are known to match the
-    manifest before memory is allocated for it.
-    """
-
-    def __init__(self, chunks: Iterator[bytes], version: int) -> None:
-        self._chunks, self._version = chunks, version
-        self._rest = memoryview(next(chunks, b""))
+        data = self._source.read(self._stream, index, size, manifest.version)
+        if self._patience is not None:
+            self._patience.renew()
+        self._next += 1
+        self._rest.append(memoryview(data))
+        self._left += size
 
     def read(self, count: int) -> bytes:
         """Exactly `count` bytes. Raises WeightsCorrupt when the stream has fewer left."""
+        while self._left < count:
+            if self._next == self._manifest.chunks:
+                raise WeightsCorrupt(
+                    f"the stream ends {count - self._left} bytes early", version=self._manifest.version
+                )
+            self._fetch()
+        self._left -= count
         parts = []
         while count:
-            if not len(self._rest):
-                chunk = next(self._chunks, None)
-                if chunk is None:
-                    raise WeightsCorrupt(f"the stream ends {count} bytes early", version=self._version)
-                self._rest = memoryview(chunk)
-            parts.append(self._rest[:count])
-            count -= len(parts[-1])
-            self._rest = self._rest[len(parts[-1]) :]
+            part = self._rest.popleft()
+            if len(part) > count:
+                self._rest.appendleft(part[count:])
+                part = part[:count]
+            parts.append(part)
+            count -= len(part)
+        self._read += parts
         return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+
+    def mark(self) -> None:
+        """What was read so far has had its effect."""
+        self._read.clear()
+
+    def rewind(self) -> None:
+        """Return to the last mark."""
+        self._rest.extendleft(reversed(self._read))
+        self._left += sum(len(part) for part in self._read)
+        self._read.clear()
 
     def end(self) -> None:
         """Raise WeightsCorrupt when bytes are left."""
-        if len(self._rest) or next(self._chunks, None) is not None:
-            raise WeightsCorrupt("the stream continues after the last tensor", version=self._version)
+        if self._left or self._next < self._manifest.chunks:
+            raise WeightsCorrupt("the stream continues after the last tensor", version=self._manifest.version)
 
 
 def _entry(client: redis.Redis, stream: str, index: int) -> dict[bytes, bytes] | None:

@@ -1,7 +1,8 @@
 """HostCopy: a reader's copy of the weights, always exactly one version, verified by its digest.
 
     advance(chain)   apply a keyframe or deltas, piece by piece, and check each digest -> a newer version
-                     | any error -> the version before, bit for bit
+                     | interrupted -> the next advance with the same chain, or a longer one, goes on there
+                     | any other error -> the version before, bit for bit
     undo()           restore the version before the last advance
     keep()           discard what undo needs
 
@@ -18,14 +19,15 @@ import os
 import struct
 import tempfile
 from collections.abc import Sequence
+from itertools import islice
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import xxhash
 
-from leeway.streams import Keys
-from leeway.weights.chunks import ByteStream, ChunkSource, read_chunks
+from leeway.streams import Keys, RedisUnavailable
+from leeway.weights.chunks import ByteStream, ChunkSource
 from leeway.weights.codec import (
     Changes,
     RecordError,
@@ -37,6 +39,8 @@ from leeway.weights.codec import (
     words,
 )
 from leeway.weights.manifest import ITEM_BYTES, TensorSpec, WeightManifest, WeightsCorrupt
+from leeway.weights.patience import FetchCancelled, Patience
+from leeway.weights.unfinished import Unfinished
 
 if TYPE_CHECKING:
     import torch
@@ -69,17 +73,19 @@ class HostCopy:
         self._aside: _Buffer | None = None
         self._before: WeightManifest | None = None
         self._journal: IO[bytes] | None = None
+        self._unfinished: Unfinished | None = None
 
     @property
     def path(self) -> str:
         """Path under which other processes of this user on this machine can map the copy."""
+        self._give_up_unfinished()
         assert self._buffer is not None, "nothing is held yet"
         return f"/proc/{os.getpid()}/fd/{self._buffer.fd}"
 
     def tensor_words(self, spec: TensorSpec) -> Words:
         """The values of one tensor as words; a view."""
-        item = ITEM_BYTES[spec.dtype]
-        return self._buffer_words(spec.offset, spec.nbytes // item, item)
+        self._give_up_unfinished()
+        return self._words(spec)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Copies of all tensors, by name."""
@@ -91,30 +97,56 @@ class HostCopy:
         source: ChunkSource,
         keys: Keys,
         chain: Sequence[WeightManifest],
-        deadline: float | None = None,
+        patience: Patience | None = None,
     ) -> None:
-        """Advance to the last version of `chain` (see plan.plan_chain) before time.monotonic() is `deadline`.
+        """Advance to the last version of `chain` (see plan.plan_chain).
 
-        Raises WeightsCorrupt, TimeoutError or RedisUnavailable; the copy then holds what it held before.
+        Raises TimeoutError when `patience` ends, FetchCancelled or RedisUnavailable: `held` is what it was,
+        and an attempt with the same chain, or one that continues it, goes on where this one stopped; anything
+        else that is done with the copy gives up what was fetched. Raises WeightsCorrupt when the version
+        cannot be read; the copy then holds what it held before.
         """
-        self.keep()
-        self._before = self.held
-        self._journal = tempfile.SpooledTemporaryFile(max_size=JOURNAL_BYTES)  # noqa: SIM115 (kept open)
+        if self._unfinished is None or not self._unfinished.leads_to(chain):
+            self._begin(chain)
+        assert self._unfinished is not None
+        self._unfinished.chain = chain
         try:
-            for manifest in chain:
-                stream = ByteStream(read_chunks(source, keys, manifest, deadline), manifest.version)
-                if manifest.base is None:
-                    self._take_keyframe(manifest, stream)
-                else:
-                    self._take_delta(manifest, stream)
-                stream.end()
-                self.held = manifest
+            self._go_on(self._unfinished, source, keys, patience)
+        except (TimeoutError, FetchCancelled, RedisUnavailable):
+            raise
         except BaseException:
             self.undo()
             raise
 
+    def _begin(self, chain: Sequence[WeightManifest]) -> None:
+        self._give_up_unfinished()
+        self.keep()
+        self._before = self.held
+        self._journal = tempfile.SpooledTemporaryFile(max_size=JOURNAL_BYTES)  # noqa: SIM115 (kept open)
+        self._unfinished = Unfinished(chain, self.held)
+
+    def _go_on(self, work: Unfinished, source: ChunkSource, keys: Keys, patience: Patience | None) -> None:
+        while work.index < len(work.chain):
+            manifest = work.chain[work.index]
+            if work.stream is None:
+                work.stream = ByteStream(keys, manifest)
+            work.stream.resume(source, patience)
+            if not work.entered:
+                self._enter(manifest, work)
+            while work.tensor < len(manifest.tensors):
+                self._take_tensor(manifest, manifest.tensors[work.tensor], work, work.stream)
+            work.stream.end()
+            work.next_version(manifest)
+        self._unfinished = None
+        self.held = work.reached
+
+    def _give_up_unfinished(self) -> None:
+        if self._unfinished is not None:
+            self.undo()
+
     def undo(self) -> None:
         """Restore the version before the last `advance`; if its digest does not match, the copy is empty."""
+        self._unfinished = None
         if self._aside is not None or (self._before is None and self._buffer is not None):
             self._drop(self._buffer)
             self._buffer, self._aside = self._aside, None
@@ -128,6 +160,7 @@ class HostCopy:
 
     def keep(self) -> None:
         """Keep the current version: discard what `undo` needs."""
+        self._give_up_unfinished()
         self._drop(self._aside)
         self._aside = None
         self._before = self.held
@@ -137,6 +170,7 @@ class HostCopy:
 
     def close(self) -> None:
         """Release the memory."""
+        self._give_up_unfinished()
         self.held = None
         self.keep()
         self._drop(self._buffer)
@@ -152,41 +186,46 @@ class HostCopy:
 
     # -- inside ------------------------------------------------------------------------------------------
 
-    def _take_keyframe(self, manifest: WeightManifest, stream: ByteStream) -> None:
-        fresh = self.held is None or not self.held.same_layout(manifest)
-        if fresh:
-            self._aside, self._buffer = self._buffer, _Buffer(manifest.nbytes)
-        for spec in manifest.tensors:
-            item = ITEM_BYTES[spec.dtype]
-            target = self.tensor_words(spec)
-            for piece in pieces(target.size):
-                new = words(stream.read((piece.stop - piece.start) * item), item)
-                if fresh:
-                    target[piece] = new
-                else:
-                    self._flip(spec, piece, changes(target[piece], new))
-            self._check(manifest, spec)
+    def _words(self, spec: TensorSpec) -> Words:
+        item = ITEM_BYTES[spec.dtype]
+        return self._buffer_words(spec.offset, spec.nbytes // item, item)
 
-    def _take_delta(self, manifest: WeightManifest, stream: ByteStream) -> None:
-        base = manifest.base
-        if self.held is None or base is None or self.held.digest != base.digest:
-            held = "nothing" if self.held is None else f"version {self.held.version}, {self.held.digest}"
+    def _enter(self, manifest: WeightManifest, work: Unfinished) -> None:
+        """Check that the version can follow what was reached, and make room for it."""
+        reached, base = work.reached, manifest.base
+        if base is None:
+            work.fresh = reached is None or not reached.same_layout(manifest)
+            if work.fresh:
+                self._aside, self._buffer = self._buffer, _Buffer(manifest.nbytes)
+        elif reached is None or reached.digest != base.digest:
+            held = "nothing" if reached is None else f"version {reached.version}, {reached.digest}"
             raise WeightsCorrupt(
                 f"a delta against {base}, but the copy holds {held}", version=manifest.version
             )
-        if not self.held.same_layout(manifest):
+        elif not reached.same_layout(manifest):
             raise WeightsCorrupt(
                 "the tensors of the delta are not those of its base", version=manifest.version
             )
-        for spec in manifest.tensors:
-            target = self.tensor_words(spec)
-            for piece in pieces(target.size):
-                try:
-                    found = decode_piece(read_record(stream.read, target[piece]), target[piece])
-                except RecordError as exc:
-                    raise WeightsCorrupt(str(exc), version=manifest.version, tensor=spec.name) from exc
-                self._flip(spec, piece, found)
-            self._check(manifest, spec)
+        work.entered = True
+
+    def _take_tensor(
+        self, manifest: WeightManifest, spec: TensorSpec, work: Unfinished, stream: ByteStream
+    ) -> None:
+        target = self._words(spec)
+        for piece in islice(pieces(target.size), work.piece, None):
+            if manifest.base is not None:
+                self._flip(spec, piece, _read_changes(manifest, spec, stream, target[piece]))
+            else:
+                item = ITEM_BYTES[spec.dtype]
+                new = words(stream.read((piece.stop - piece.start) * item), item)
+                if work.fresh:
+                    target[piece] = new
+                else:
+                    self._flip(spec, piece, changes(target[piece], new))
+            stream.mark()
+            work.piece += 1
+        self._check(manifest, spec)
+        work.tensor, work.piece = work.tensor + 1, 0
 
     def _flip(self, spec: TensorSpec, piece: slice, found: Changes) -> None:
         """Apply changes, after writing them to the journal."""
@@ -223,12 +262,19 @@ class HostCopy:
             raise WeightsCorrupt("digest mismatch", version=manifest.version, tensor=spec.name)
 
     def _digest(self, spec: TensorSpec) -> str:
-        return xxhash.xxh3_128_hexdigest(self.tensor_words(spec).data)
+        return xxhash.xxh3_128_hexdigest(self._words(spec).data)
 
     @staticmethod
     def _drop(buffer: _Buffer | None) -> None:
         if buffer is not None:
             buffer.close()
+
+
+def _read_changes(manifest: WeightManifest, spec: TensorSpec, stream: ByteStream, old: Words) -> Changes:
+    try:
+        return decode_piece(read_record(stream.read, old), old)
+    except RecordError as exc:
+        raise WeightsCorrupt(str(exc), version=manifest.version, tensor=spec.name) from exc
 
 
 def as_tensor(values: Words, spec: TensorSpec) -> torch.Tensor:

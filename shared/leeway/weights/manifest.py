@@ -90,11 +90,13 @@ class WeightManifest(_Wire):
     that transport reads.
     """
 
-    schema_version: Literal[3] = 3
+    schema_version: Literal[4] = 4
     run: str
     epoch: int = Field(ge=0)
     version: int = Field(ge=0)
     step: int = Field(ge=0)
+    config: str = ""
+    """Digest of the trainer's configuration; a sampler with another one does not load the version."""
     codec: Literal["full", "delta"] = "full"
     base: Base | None = None
     transport: str = Field(default="redis", min_length=1)

@@ -85,10 +85,13 @@ def publish_weights(
     wire_dtype: torch.dtype | str = "bfloat16",
     chunk_bytes: int = CHUNK_BYTES,
     limit_bytes: int | None = None,
+    config: str = "",
     traceparent: str | None = None,
     budget_s: float = 60.0,
 ) -> WeightManifest:
     """Publish all weights as `version` of run `epoch`, at optimiser `step`.
+
+    `config`: digest of the configuration that the version belongs to.
 
     With `base`, the version before, only the changes are sent; `tensors` then yields the old tensors too,
     which must be those of `base`. Floating-point tensors travel as `wire_dtype`, others as they are.
@@ -112,6 +115,7 @@ def publish_weights(
             epoch=epoch,
             version=version,
             step=step,
+            config=config,
             codec="full" if base is None else "delta",
             base=None if base is None else Base(version=base.version, digest=base.digest),
             chunk_bytes=chunk_bytes,
@@ -147,6 +151,7 @@ def publish_offer(
     epoch: int,
     version: int,
     step: int,
+    config: str = "",
     traceparent: str | None = None,
     budget_s: float = 60.0,
 ) -> WeightManifest:
@@ -161,6 +166,7 @@ def publish_offer(
         epoch=epoch,
         version=version,
         step=step,
+        config=config,
         transport=transport,
         offer=offer,
         chunk_bytes=1,

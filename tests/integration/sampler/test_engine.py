@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import pytest_asyncio
 import redis
@@ -132,6 +133,31 @@ async def test_log_probs_are_those_of_the_trainers_weights_after_every_update(ri
         assert rig.error(generations) < 0.02
         for generation in generations:
             assert generation.spans == ((0, generation.token_ids.size, rig.version),)
+
+
+async def test_tokens_are_counted_while_they_are_drawn_and_not_while_the_engine_hangs(rig):
+    await rig.resync()
+    before = rig.engine.drawn
+    generations = await rig.draw(4)
+    total = before + sum(generation.token_ids.size for generation in generations)
+    assert rig.engine.drawn == total
+    (core,) = [p for p in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(p.cmdline())]
+    drawing = asyncio.create_task(rig.draw(16, tokens=100))
+    while rig.engine.drawn == total:  # noqa: ASYNC110 (vLLM has no event for it)
+        await asyncio.sleep(0.001)
+    core.suspend()
+    try:
+        await asyncio.sleep(0.5)  # what the engine sent before it was stopped
+        seen = rig.engine.drawn
+        assert total < seen, "some tokens of responses in flight"
+        await asyncio.sleep(0.5)
+        assert rig.engine.drawn == seen
+        assert rig.engine.inflight > 0
+    finally:
+        core.resume()
+    generations = await drawing
+    assert rig.engine.drawn == total + sum(generation.token_ids.size for generation in generations)
+    assert rig.engine.inflight == 0
 
 
 async def test_heads_hold_the_mass_and_are_sorted(rig):

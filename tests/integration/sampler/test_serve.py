@@ -22,6 +22,7 @@ import redis
 from sampler_support import perturbed, save_tiny_model
 
 from leeway.config import RunConfig
+from leeway.config.identity import identify
 from leeway.config.load import dump_config
 from leeway.messages import Rollout, SamplerStatus, Ticket, TicketHeader, decode, encode
 from leeway.streams import ROLLOUTS_GROUP, TICKETS_GROUP, Consumer, Keys, add_fields, connect
@@ -52,6 +53,7 @@ class Rig:
     client: redis.Redis
     port: int
     base: dict[str, Any]
+    digest: str
     process: subprocess.Popen[bytes] | None = None
     version: int = 0
     seen: dict[str, Rollout] = field(default_factory=dict)
@@ -75,7 +77,13 @@ class Rig:
         self.version += 1
         tensors = perturbed(self.base, self.version)
         return publish_weights(
-            self.client, self.keys, epoch=epoch, version=self.version, step=0, tensors=tensors.items()
+            self.client,
+            self.keys,
+            epoch=epoch,
+            version=self.version,
+            step=0,
+            tensors=tensors.items(),
+            config=self.digest,
         )
 
     def sync(self, epoch: int = 0) -> None:
@@ -100,6 +108,7 @@ class Rig:
                 index=index,
                 item=index,
                 seed=index,
+                config=self.digest,
                 max_new_tokens=100,
             )
             add_fields(self.client, self.keys.tickets, encode(Ticket(header, PROMPT)))
@@ -142,13 +151,13 @@ def rig(tmp_path_factory, redis_server) -> Iterator[Rig]:
             "task": {"kind": "digits"},
             "model": {"max_length": 120},
             "sync": {"heartbeat_s": 0.3, "ticket_idle_s": 2.0},
-            "sampler": {"drain_s": 20.0},
+            "sampler": {"drain_s": 20.0, "stall_timeout_s": 15.0},
         }
     )
     (directory / "config.yaml").write_text(dump_config(config))
     client = connect(redis_server.url)
     base = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
-    rig = Rig(directory, redis_server.url, Keys("serve"), client, free_port(), base)
+    rig = Rig(directory, redis_server.url, Keys("serve"), client, free_port(), base, identify(config).digest)
     try:
         rig.start()
         yield rig
@@ -273,3 +282,22 @@ def test_a_killed_sampler_leaves_no_engine_behind_and_its_successor_does_its_wor
     rig.client.hdel(rig.keys.samplers, "s0")
     rig.start()
     rig.await_rollouts(names, 150)
+
+
+@pytest.mark.slow
+def test_an_engine_that_hangs_ends_its_sampler_and_another_gets_the_tickets(rig):
+    if rig.process.poll() is not None:
+        rig.start()
+    wait_for("its first heartbeat", rig.status, 300)
+    rig.sync(epoch=3)
+    rig.await_rollouts(rig.tickets(11, 2, epoch=3))
+    children = psutil.Process(rig.process.pid).children(recursive=True)
+    (core,) = [child for child in children if "EngineCore" in " ".join(child.cmdline())]
+    core.suspend()
+    names = rig.tickets(12, 5, epoch=3)
+    wait_for("work", lambda: rig.status().inflight)
+    assert rig.process.wait(120) == 1
+    assert "vLLM has drawn no token for" in (rig.directory / "log").read_text()
+    wait_for("the end of its processes", lambda: not any(child.is_running() for child in children))
+    other = Consumer(rig.client, rig.keys.tickets, TICKETS_GROUP, "other")
+    wait_for("claims without renewal", lambda: len(other.find_stale(2.0, 10)) == len(names))

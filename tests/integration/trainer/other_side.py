@@ -12,6 +12,7 @@ import redis
 from trainer_support import make_rollout
 
 from leeway.config import RunConfig
+from leeway.config.identity import identify
 from leeway.messages import Report, ReportHeader, Rollout, Verdict, VerdictHeader, decode
 from leeway.policies import decide_resync, read_facts
 from leeway.streams import Keys, Tail, append
@@ -36,6 +37,7 @@ class OtherSide:
         edit: Edit | None = None,
     ) -> None:
         self.client, self.keys, self.config = client, keys, config
+        self.digest = identify(config).digest
         self.verdicts, self.edit = verdicts, edit or (lambda rollout: [rollout])
         self.reports: list[ReportHeader] = []
         self.manifests: list[WeightManifest] = []
@@ -100,6 +102,6 @@ class OtherSide:
             return
         for group in reversed(range(self.config.batch.prompts)):
             for index in range(self.config.batch.group_size):
-                made = make_rollout(batch, group, index, epoch=epoch, version=version)
+                made = make_rollout(batch, group, index, epoch=epoch, version=version, config=self.digest)
                 for rollout in self.edit(made):
                     append(self.client, self.keys.rollouts, rollout)

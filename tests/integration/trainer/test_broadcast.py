@@ -31,6 +31,7 @@ class Rig:
         self.snapshot = Snapshot(copy.deepcopy(model), self.config.trainer, ranks)
         self.policy = Policy(model, self.config.trainer, ranks)
         link = Link(self.config, ranks, client, keys, epoch=0)
+        self.digest = link.identity.digest
         transport = find_transport(self.config, ranks)
         self.broadcaster = Broadcaster(transport, link, self.policy, self.snapshot)
         self.client, self.keys, self.wire = client, keys, getattr(torch, wire)
@@ -91,7 +92,7 @@ def test_keyframes_on_demand(tiny_dir, ranks, client, keys):
     client.hset(keys.state, KEYFRAME_FIELD, "1")
     assert [rig.publish().codec for _ in range(2)] == ["full", "delta"]
     assert not rig.broadcaster.keyframe_wanted()
-    status = SamplerStatus(sampler="s0", heartbeat=now(), stuck=rig.broadcaster.last.key)
+    status = SamplerStatus(sampler="s0", heartbeat=now(), config=rig.digest, stuck=rig.broadcaster.last.key)
     client.hset(keys.samplers, "s0", status.model_dump_json())
     assert rig.broadcaster.keyframe_wanted()
     assert rig.publish().codec == "full"
@@ -102,7 +103,9 @@ def test_versions_are_kept_until_live_samplers_have_moved_on(tiny_dir, ranks, cl
     rig = Rig(tiny_dir, ranks, client, keys, every=2)
 
     def held(name: str, version: int, ago: float = 0.0) -> None:
-        status = SamplerStatus(sampler=name, heartbeat=now() - ago, epoch=0, version=version)
+        status = SamplerStatus(
+            sampler=name, heartbeat=now() - ago, config=rig.digest, epoch=0, version=version
+        )
         client.hset(keys.samplers, name, status.model_dump_json())
 
     def published() -> list[int]:

@@ -10,6 +10,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import leeway.streams.authority as authority
+from leeway.config.identity import identify
 from leeway.config.load import build_config
 from leeway.errors import StalledError
 from leeway.messages import Rollout, RolloutHeader
@@ -28,6 +29,8 @@ CONFIG = build_config(
     }
 )
 
+IDENTITY = identify(CONFIG)
+
 
 def publish(client: redis.Redis, keys: Keys, epoch: int, version: int) -> None:
     publish_weights(client, keys, epoch=epoch, version=version, step=0, tensors=[("w", torch.zeros(4))])
@@ -37,7 +40,7 @@ def answer(client: redis.Redis, keys: Keys, epoch: int, index: int) -> None:
     one, logp = np.array([1], np.int32), np.array([-1.0], np.float32)
     header = RolloutHeader(
         ticket_id=f"{epoch}.1.0.0.{index}", epoch=epoch, version=1, batch=0, group=0, index=index, item=0,
-        sampler="s", finish_reason="stop", reward=1.0, spans=[(0, 1, 1)],
+        config=IDENTITY.digest, sampler="s", finish_reason="stop", reward=1.0, spans=[(0, 1, 1)],
     )  # fmt: skip
     append(client, keys.rollouts, Rollout(header, one, one, logp, np.array([0, 1], np.int32), one, logp))
 
@@ -45,7 +48,7 @@ def answer(client: redis.Redis, keys: Keys, epoch: int, index: int) -> None:
 @pytest.fixture
 def feed(client: redis.Redis, keys: Keys) -> Feed:
     """The trainer waits for batch 0 of version 1, whose two tickets the controller has written."""
-    epoch = count_epoch(client, keys, -1, 5.0)
+    epoch = count_epoch(client, keys, -1, IDENTITY, 5.0)
     publish(client, keys, epoch, 1)
     state = RunState(epoch=epoch, current=1, next_step=0, next_issue=1)
     client.hset(keys.state, STATE_FIELD, state.model_dump_json())
@@ -97,7 +100,7 @@ def test_two_trainers_that_counted_the_same_epoch_are_told_apart(
 ) -> None:
     client.flushall()
     monkeypatch.setattr(authority, "_process_id", "another process")
-    assert count_epoch(client, keys, -1, 5.0) == feed.epoch
+    assert count_epoch(client, keys, -1, IDENTITY, 5.0) == feed.epoch
     publish(client, keys, feed.epoch, 1)
     monkeypatch.undo()
     answer(client, keys, feed.epoch, 0)
@@ -108,9 +111,9 @@ def test_two_trainers_that_counted_the_same_epoch_are_told_apart(
 
 
 def test_a_repeated_count_is_the_same_epoch(client: redis.Redis, keys: Keys) -> None:
-    first = count_epoch(client, keys, 3, 5.0)
-    assert (first, count_epoch(client, keys, 3, 5.0)) == (4, 4)
-    assert count_epoch(client, keys, 4, 5.0) == 5
+    first = count_epoch(client, keys, 3, IDENTITY, 5.0)
+    assert (first, count_epoch(client, keys, 3, IDENTITY, 5.0)) == (4, 4)
+    assert count_epoch(client, keys, 4, IDENTITY, 5.0) == 5
 
 
 def test_a_lost_counter_does_not_lead_to_the_epoch_of_a_version_that_is_still_published(
@@ -118,7 +121,7 @@ def test_a_lost_counter_does_not_lead_to_the_epoch_of_a_version_that_is_still_pu
 ) -> None:
     publish(client, keys, feed.epoch, 2)
     client.delete(keys.state)
-    assert count_epoch(client, keys, -1, 5.0) == feed.epoch + 1
+    assert count_epoch(client, keys, -1, IDENTITY, 5.0) == feed.epoch + 1
 
 
 def test_manifests_are_in_order_whatever_the_server_clock_says(client: redis.Redis, keys: Keys) -> None:

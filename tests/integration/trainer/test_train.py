@@ -20,6 +20,7 @@ from leeway.weights import ChunkSource, HostCopy
 from leeway_host.redis_server import EmbeddedRedis
 from leeway_trainer.epochs import TrainerSetup
 from leeway_trainer.model import load_policy_model
+from leeway_trainer.process import longest_wait_s
 from leeway_trainer.train import StoppedError, Trainer
 
 
@@ -133,7 +134,9 @@ def test_a_keyframe_is_sent_when_a_sampler_is_stuck(tiny_dir, ranks, setup, clie
 
         def complain() -> None:
             other.wait_for(lambda: bool(other.manifests))
-            status = SamplerStatus(sampler="s0", heartbeat=now(), stuck=other.manifests[0].key)
+            status = SamplerStatus(
+                sampler="s0", heartbeat=now(), config=other.digest, stuck=other.manifests[0].key
+            )
             other.hold.clear()
             client.hset(keys.samplers, "s0", status.model_dump_json())
 
@@ -419,3 +422,43 @@ def test_the_first_fresh_batch_is_scored_with_the_old_weights_too(
     for report in steps:
         assert report.metrics["data/missing"] == 0
         assert report.metrics["data/denominator_sequences"] == config.batch.size
+
+
+def test_a_loop_that_waits_is_alive_and_one_that_hangs_is_not(
+    tiny_dir, ranks, setup, client, keys, monkeypatch
+):
+    config = run_config(tiny_dir, trainer=trainer(steps=1), sync={"stall_timeout_s": 60.0})
+    hangs, reached = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        reached.set()
+        assert hangs.wait(60)
+        raise StoppedError("the test is over")
+
+    monkeypatch.setattr("leeway_trainer.train.train_step", hang)
+    run = Trainer(config, ranks, setup)
+
+    def run_until_stopped() -> None:
+        with pytest.raises(StoppedError):
+            run.run()
+
+    with OtherSide(client, keys, config) as other:
+        other.hold.set()
+        working = threading.Thread(target=run_until_stopped)
+        working.start()
+        other.wait_for(lambda: bool(other.manifests))
+        for _ in range(3):  # the loop goes on while it waits for rollouts
+            before = run._lived_at
+            other.wait_for(lambda before=before: run._lived_at > before)
+        other.hold.clear()
+        other._generate(0, run.epoch.number, 0)
+        assert reached.wait(60)
+        other.wait_for(lambda: run.seconds_since_progress() > 1.0)
+        hangs.set()
+        working.join(60)
+
+
+def test_the_liveness_budget_covers_the_longest_wait_of_a_rank_that_is_well(tiny_dir):
+    config = run_config(tiny_dir)
+    # leeway.diagnose.is_stalled ends the wait for rollouts after both, one after the other.
+    assert longest_wait_s(config) >= config.sync.stall_timeout_s + config.sampler.start_timeout_s + 600

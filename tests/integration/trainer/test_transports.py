@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from trainer_support import run_config
 
 import leeway_trainer.transports as transports
+from leeway.config.identity import identify
 from leeway.errors import UsageError
 from leeway.messages import SamplerStatus
 from leeway.registry import Registry
@@ -49,7 +50,8 @@ def config_of(tiny_dir, name="file"):
 
 def test_a_run_over_an_installed_transport(tiny_dir, ranks, client, keys, tmp_path, installed):
     config = config_of(tiny_dir)
-    status = SamplerStatus(sampler="s0", heartbeat=now() + 3600, epoch=1, version=1)
+    digest = identify(config).digest
+    status = SamplerStatus(sampler="s0", heartbeat=now() + 3600, config=digest, epoch=1, version=1)
     client.hset(keys.samplers, "s0", status.model_dump_json())  # version 0 is needed no more
     with OtherSide(client, keys, config) as other:
         run = Trainer(config, ranks, TrainerSetup(str(tiny_dir), tmp_path / "run", keys, client))

@@ -74,6 +74,7 @@ def make_rollout(
     reward: float | None = None,
     head: int = 8,
     complete: bool = False,
+    config: str = "",
 ) -> Rollout:
     """A made-up rollout: random ids and lengths, log-probabilities of some distribution."""
     rng = np.random.default_rng([seed, batch, group, index])
@@ -94,6 +95,7 @@ def make_rollout(
             group=group,
             index=index,
             item=group,
+            config=config,
             sampler="s0",
             finish_reason="stop",
             reward=float(rng.random() > 0.5) if reward is None else reward,

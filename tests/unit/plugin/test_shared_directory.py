@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 from leeway.config import RunConfig
 from leeway.errors import UsageError
 from leeway.streams import Keys
-from leeway.weights import WeightManifest, WeightsCorrupt, WeightsNotFinite
+from leeway.weights import Patience, WeightManifest, WeightsCorrupt, WeightsNotFinite
 from leeway_example import shared_directory_sampler, shared_directory_trainer
 from leeway_sampler.transports.base import Endpoint
 from leeway_trainer.ranks import Ranks
@@ -54,15 +53,15 @@ def publish(link: Link, number: int, tensors: dict[str, torch.Tensor] = TENSORS)
     return manifest
 
 
-def deadline() -> float:
-    return time.monotonic() + 10
+def patience() -> Patience:
+    return Patience(10.0)
 
 
 def test_the_file_holds_the_tensors_at_the_manifests_offsets(
     link: Link, receiver: shared_directory_sampler.SharedDirectoryReceiver
 ) -> None:
     manifest = publish(link, 1)
-    receiver.stage(manifest, deadline())
+    receiver.stage(manifest, patience())
     data = shared_directory_sampler.file_of(manifest).read_bytes()
     assert manifest.transport == "shared_directory" and len(data) == manifest.nbytes == 20
     for spec in manifest.tensors:
@@ -78,16 +77,16 @@ def test_a_damaged_file_is_rejected_before_the_engine_pauses(
     path = shared_directory_sampler.file_of(manifest)
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(WeightsCorrupt, match="tensor norm"):
-        receiver.stage(manifest, deadline())
+        receiver.stage(manifest, patience())
 
 
 def test_a_failed_version_leaves_the_previous_one(
     link: Link, receiver: shared_directory_sampler.SharedDirectoryReceiver
 ) -> None:
     first, second = publish(link, 1), publish(link, 2)
-    receiver.stage(first, deadline())
+    receiver.stage(first, patience())
     receiver.commit()
-    receiver.stage(second, deadline())
+    receiver.stage(second, patience())
     assert receiver.rollback() == first
 
 

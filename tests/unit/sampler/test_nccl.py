@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from leeway.errors import UsageError
-from leeway.weights import WeightManifest, weights_digest
+from leeway.weights import Patience, WeightManifest, weights_digest
 from leeway.weights.nccl_offer import NcclOffer
 from leeway_sampler.transports import TRANSPORTS
 from leeway_sampler.transports.base import Endpoint
@@ -34,9 +32,9 @@ def manifest(ranks: dict[str, int]) -> WeightManifest:
 
 def test_a_sampler_without_a_rank_is_told_who_has_one():
     receiver = TRANSPORTS["nccl"].open(Endpoint(None, "", "r", "s2"))  # type: ignore[arg-type]
-    receiver.stage(manifest({"s0": 1, "s2": 2}), time.monotonic() + 1)
+    receiver.stage(manifest({"s0": 1, "s2": 2}), Patience(1.0))
     with pytest.raises(NoRankError, match="version 4: sampler s2 has no rank in its group.* of s0, s1"):
-        receiver.stage(manifest({"s0": 1, "s1": 2}), time.monotonic() + 1)
+        receiver.stage(manifest({"s0": 1, "s1": 2}), Patience(1.0))
     assert receiver.rollback() is None, "there is nothing to put back"
 
 

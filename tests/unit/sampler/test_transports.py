@@ -28,7 +28,7 @@ class FileReceiver(WeightReceiver):
     def __init__(self, endpoint):
         self.endpoint, self.held, self.staged = endpoint, None, None
 
-    def stage(self, manifest, deadline):
+    def stage(self, manifest, patience):
         self.staged = manifest, Path(manifest.offer["path"]).read_text()
 
     async def load(self, llm, manifest):

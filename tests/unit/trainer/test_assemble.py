@@ -89,7 +89,7 @@ def test_incomplete_batch_names_what_is_awaited():
 
 
 def test_slot_outside_the_plan_is_an_error():
-    with pytest.raises(AssemblyError, match="different configurations"):
+    with pytest.raises(AssemblyError, match="outside a batch of"):
         BatchAssembler(1, 1, epoch=1, version=4).add(rollout(group=1))
 
 

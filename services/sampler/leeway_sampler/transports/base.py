@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from leeway.config import RunConfig
-from leeway.weights import WeightManifest
+from leeway.weights import Patience, WeightManifest
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -48,11 +48,12 @@ class WeightReceiver(ABC):
         """Prepare vLLM's workers, once, after the engine has started."""
 
     @abstractmethod
-    def stage(self, manifest: WeightManifest, deadline: float) -> None:
+    def stage(self, manifest: WeightManifest, patience: Patience) -> None:
         """Do everything that does not need the engine to pause: check, fetch, verify.
 
-        `deadline` is a time.monotonic(). Raises LeewayError, redis.RedisError, OSError or TimeoutError; the
-        receiver then holds what it held before.
+        `patience` limits the time without progress, not the whole: renew it with every part that arrives.
+        Raises LeewayError, redis.RedisError, OSError or TimeoutError; what can be loaded is then what it was,
+        and another attempt may go on with what was fetched.
         """
 
     @abstractmethod

@@ -13,11 +13,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import redis
 
 from leeway.config import RunConfig
+from leeway.config.identity import Identity, identify
 from leeway.messages import SamplerStatus
 from leeway.statuses import read_statuses, split_live
 from leeway.streams import Keys, now, retrying
@@ -63,6 +65,11 @@ class Link:
     keys: Keys
     epoch: int
 
+    @cached_property
+    def identity(self) -> Identity:
+        """Of the trainer's configuration; manifests carry its digest."""
+        return identify(self.config)
+
     @property
     def budget_s(self) -> float:
         """How long a call waits while Redis is away."""
@@ -75,10 +82,11 @@ class Link:
         return retrying(lambda: command(client), budget_s=self.budget_s, what=what)
 
     def live_samplers(self) -> list[SamplerStatus]:
-        """Rank 0: samplers whose last heartbeat is at most sync.ticket_idle_s old."""
+        """Rank 0: samplers of this configuration whose last heartbeat is at most sync.ticket_idle_s old."""
         assert self.client is not None, "only rank 0 talks to Redis"
         statuses = read_statuses(self.client, self.keys, budget_s=self.budget_s)
-        return split_live(statuses, now(), self.config.sync.ticket_idle_s)[0]
+        live, _ = split_live(statuses, now(), self.config.sync.ticket_idle_s)
+        return [status for status in live if status.config == self.identity.digest]
 
     def announce(
         self, new: NewVersion, offer: Mapping[str, Any], specs: Sequence[TensorSpec]
@@ -97,6 +105,7 @@ class Link:
             epoch=self.epoch,
             version=new.number,
             step=new.step,
+            config=self.identity.digest,
             traceparent=traceparent(),
             budget_s=self.budget_s,
         )

@@ -26,4 +26,12 @@ ROLLOUTS_DUPLICATES = Metric(
     help="Rollouts dropped since the step before because their slot was already filled.",
 )
 
-METRICS = (TOKENS, TOKENS_VOIDED, ROLLOUTS_DUPLICATES)
+ROLLOUTS_REDRAWN = Metric(
+    "rollouts/redrawn",
+    unit="responses",
+    help="Responses of the batch that another sampler had begun: it died, was stopped, or ended before they "
+    "were finished. Unless engines are bit-equal, lengths can depend on it, by at most this share of the "
+    "batch.",
+)
+
+METRICS = (TOKENS, TOKENS_VOIDED, ROLLOUTS_DUPLICATES, ROLLOUTS_REDRAWN)

@@ -8,13 +8,12 @@ The file of the previous version exists until all samplers have a newer one, so 
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import xxhash
 
-from leeway.weights import WeightManifest, WeightsCorrupt
+from leeway.weights import Patience, WeightManifest, WeightsCorrupt
 from leeway_sampler.transports.base import Endpoint, Transport, WeightReceiver, update_weights
 
 if TYPE_CHECKING:
@@ -33,16 +32,16 @@ class SharedDirectoryReceiver(WeightReceiver):
 
         await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
 
-    def stage(self, manifest: WeightManifest, deadline: float) -> None:
+    def stage(self, manifest: WeightManifest, patience: Patience) -> None:
         """Raises WeightsCorrupt, OSError and TimeoutError."""
         with file_of(manifest).open("rb") as file:
             for spec in manifest.tensors:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"version {manifest.version} could not be verified in time")
+                patience.check(f"version {manifest.version}, before tensor {spec.name}")
                 if xxhash.xxh3_128_hexdigest(file.read(spec.nbytes)) != spec.digest:
                     raise WeightsCorrupt(
                         "its digest is not that of the manifest", version=manifest.version, tensor=spec.name
                     )
+                patience.renew()
         self.staged = manifest
 
     async def load(self, llm: AsyncLLM, manifest: WeightManifest) -> None:

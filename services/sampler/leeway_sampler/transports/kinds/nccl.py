@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from leeway.errors import LeewayError, UsageError
-from leeway.weights import WeightManifest
+from leeway.weights import Patience, WeightManifest
 from leeway.weights.nccl_offer import nccl_offer
 from leeway_sampler.transports.base import Endpoint, Transport, WeightReceiver, update_weights
 
@@ -49,7 +49,7 @@ class NcclReceiver(WeightReceiver):
     def __init__(self, endpoint: Endpoint) -> None:
         self.sampler = endpoint.sampler
 
-    def stage(self, manifest: WeightManifest, deadline: float) -> None:
+    def stage(self, manifest: WeightManifest, patience: Patience) -> None:
         """Raises NoRankError and WeightsCorrupt."""
         rank_in(manifest, self.sampler)
 

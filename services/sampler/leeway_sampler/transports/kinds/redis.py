@@ -11,13 +11,19 @@ The copy is in the sampler's process. Redis is not needed while the engine is pa
 from __future__ import annotations
 
 import random
-import time
 from typing import TYPE_CHECKING, Any
 
 import redis
 
 from leeway.streams import Keys, connect, replica_url, retrying
-from leeway.weights import ChunkSource, HostCopy, WeightManifest, plan_chain, published_manifests
+from leeway.weights import (
+    ChunkSource,
+    HostCopy,
+    Patience,
+    WeightManifest,
+    plan_chain,
+    published_manifests,
+)
 from leeway_sampler.transports.base import Endpoint, Transport, WeightReceiver, update_weights
 
 if TYPE_CHECKING:
@@ -55,18 +61,18 @@ class RedisReceiver(WeightReceiver):
 
         await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
 
-    def stage(self, manifest: WeightManifest, deadline: float) -> None:
+    def stage(self, manifest: WeightManifest, patience: Patience) -> None:
         """Raises WeightsCorrupt, TimeoutError or RedisUnavailable."""
         held = self.copy.held
         if held is not None and (held.key, held.digest) == (manifest.key, manifest.digest):
             return  # a repeated attempt to load it
         published = retrying(
             lambda: published_manifests(self.client, self.keys),
-            budget_s=max(0.1, min(self.budget_s, deadline - time.monotonic())),
+            budget_s=max(0.1, min(self.budget_s, patience.left_s)),
             what="reading manifests",
         )
         chain = plan_chain(published, manifest.key, held)
-        self.copy.advance(self.source, self.keys, chain, deadline)
+        self.copy.advance(self.source, self.keys, chain, patience)
 
     async def load(self, llm: AsyncLLM, manifest: WeightManifest) -> None:
         await update_weights(llm, self.update_info(), manifest.version)

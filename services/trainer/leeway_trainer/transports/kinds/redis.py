@@ -104,6 +104,7 @@ class Attempt:
             wire_dtype=weights.dtype,
             chunk_bytes=weights.chunk_bytes,
             limit_bytes=min((limit for limit in limits if limit is not None), default=None),
+            config=link.identity.digest,
             traceparent=traceparent(),
             budget_s=link.budget_s,
         )
