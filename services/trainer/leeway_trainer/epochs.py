@@ -63,7 +63,6 @@ def count_epoch(client: redis.Redis, keys: Keys, last: int, identity: Identity, 
     It is also above that of every published version: a server that has lost the counter may still have some.
     Its number, its owner (this process) and the configuration are written together.
     """
-    own = process_id()
 
     def count() -> int:
         newest = latest_manifest(client, keys)
@@ -71,13 +70,10 @@ def count_epoch(client: redis.Redis, keys: Keys, last: int, identity: Identity, 
         with client.pipeline(transaction=True) as pipe:
             while True:
                 cast(Any, pipe).watch(keys.state)
-                found = newest_start(pipe, keys)
-                if found.owner == own and found.epoch > last:
-                    return found.epoch  # a repeated attempt whose reply was lost
-                epoch = max(found.epoch, least) + 1
+                epoch = max(newest_start(pipe, keys).epoch, least) + 1
                 fields: dict[Any, Any] = {
                     EPOCH_FIELD: str(epoch),
-                    OWNER_FIELD: own,
+                    OWNER_FIELD: process_id(),
                     CONFIG_FIELD: identity.text,
                 }
                 pipe.multi()

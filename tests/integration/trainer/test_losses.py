@@ -110,12 +110,6 @@ def test_two_trainers_that_counted_the_same_epoch_are_told_apart(
         publish(client, keys, feed.epoch, 2)
 
 
-def test_a_repeated_count_is_the_same_epoch(client: redis.Redis, keys: Keys) -> None:
-    first = count_epoch(client, keys, 3, IDENTITY, 5.0)
-    assert (first, count_epoch(client, keys, 3, IDENTITY, 5.0)) == (4, 4)
-    assert count_epoch(client, keys, 4, IDENTITY, 5.0) == 5
-
-
 def test_a_lost_counter_does_not_lead_to_the_epoch_of_a_version_that_is_still_published(
     client: redis.Redis, keys: Keys, feed: Feed
 ) -> None:
