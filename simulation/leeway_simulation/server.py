@@ -109,7 +109,7 @@ class Server:
             if name in ("TIME", "INFO", "SCAN"):
                 replies[at] = self._answer(name, replies[at])
             elif name in ("XREADGROUP", "XCLAIM", "XAUTOCLAIM"):
-                self._note_delivery(command, replies[at])
+                self._note_delivery(command, _final(unit, replies, at))
             elif name == "XADD" and (waiting := self.written.get(text(command[1]))) is not None:
                 self.simulation.wake(waiting)
         self._executed(process, unit, replies)
@@ -158,11 +158,12 @@ class Server:
         known.update(dict.fromkeys(ids, self.simulation.now))
 
     def _set_idle_times(self, unit: Unit) -> None:
-        """Before XAUTOCLAIM: entries that are idle in virtual time become idle on the server, others not."""
+        """Before a look at idle times: what is idle in virtual time becomes so on the server."""
         for command in unit:
-            if command[0] != "XAUTOCLAIM":
+            least_s = _least_idle_s(command)
+            if least_s is None:
                 continue
-            stream, group, least_s = text(command[1]), text(command[2]), int(command[4]) / 1000
+            stream, group = text(command[1]), text(command[2])
             pending = self.admin.execute([("XPENDING", stream, group, "-", "+", 10000)])[0]
             if isinstance(pending, Exception) or not pending:
                 continue
@@ -194,6 +195,22 @@ class Server:
     def restore(self, snapshot: Sequence[tuple[bytes, bytes]]) -> None:
         """The replica takes over: everything that was written since the snapshot is lost."""
         self.admin.execute([("FLUSHALL",), *(("RESTORE", key, 0, dump) for key, dump in snapshot)])
+
+
+def _final(unit: Unit, replies: list[Any], at: int) -> Any:
+    """The reply to a command of the unit; in a transaction, EXEC brings it."""
+    if unit[0][0] != "MULTI" or not isinstance(replies[-1], list):
+        return replies[at] if unit[0][0] != "MULTI" else None
+    return replies[-1][at - 1]
+
+
+def _least_idle_s(command: Command) -> float | None:
+    """The idle time that a command asks for; None if it does not look at idle times."""
+    if command[0] in ("XAUTOCLAIM", "XCLAIM"):
+        return int(command[4]) / 1000 or None
+    if command[0] == "XPENDING" and len(command) > 4 and text(command[3]).upper() == "IDLE":
+        return int(command[4]) / 1000 or None
+    return None
 
 
 def _plain(value: Any) -> Any:
