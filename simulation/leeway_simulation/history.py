@@ -26,6 +26,7 @@ from leeway_controller.store import DeposedError
 from leeway_host.launch.history import ExpectedDigest, check_reports
 from leeway_simulation.faults import SAMPLERS, Fault
 from leeway_simulation.injection import Injection, Processes
+from leeway_simulation.loop import count_from_zero
 from leeway_simulation.network import Network, SimulatedConnection
 from leeway_simulation.observer import Observer
 from leeway_simulation.patches import switch, virtual_time
@@ -86,6 +87,7 @@ class History:
     def run(self) -> Outcome:
         """Run to the end and check."""
         SimulatedConnection.network = self.network
+        count_from_zero()
         self.server.begin(self.simulation, self.observer.executed)
         collects = gc.isenabled()
         gc.disable()  # finalizers would run at moments that no seed decides

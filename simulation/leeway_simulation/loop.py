@@ -12,6 +12,12 @@ from leeway_simulation.scheduler import Killed, Process, Signal, Simulation
 _numbers = count()
 
 
+def count_from_zero() -> None:
+    """Number tasks from 0 again, so that a history does not depend on those before it."""
+    global _numbers
+    _numbers = count()
+
+
 class _Numbered:
     """Sets of tasks are walked in the same order in every replay: by number, not by address."""
 

@@ -8,16 +8,18 @@ two writes to disk. Everything else is as it is outside.
 from __future__ import annotations
 
 import os
-import secrets
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import redis.client
 import redis.connection
 import redis.retry
 
+import leeway.incarnations as incarnations
 import leeway.streams.authority as authority
 import leeway.streams.clock as clock
 import leeway_controller.reconcile as reconcile
@@ -70,6 +72,7 @@ def virtual_time(simulation: Simulation, connection_class: type[Any]) -> Iterato
     def fsync(handle: int) -> None:
         simulation.sleep(FSYNC_S * simulation.rng.random())
 
+    names = random.Random(0)
     replaced: list[tuple[Any, str, Any]] = [
         (time, "monotonic", lambda: simulation.now),
         (time, "time", wall),
@@ -77,7 +80,7 @@ def virtual_time(simulation: Simulation, connection_class: type[Any]) -> Iterato
         (redis.retry, "sleep", simulation.sleep),
         (os, "fsync", fsync),
         (redis.connection, "UnixDomainSocketConnection", connection_class),
-        (secrets, "token_hex", lambda nbytes: simulation.rng.randbytes(nbytes).hex()),
+        (incarnations, "secrets", SimpleNamespace(token_hex=lambda nbytes: names.randbytes(nbytes).hex())),
         *COARSER,
         *_metrics_of_redis(),
     ]
