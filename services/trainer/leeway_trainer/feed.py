@@ -31,6 +31,7 @@ from leeway.messages import (
     decode,
 )
 from leeway.metrics.areas.tokens import ROLLOUTS_DUPLICATES, TOKENS_VOIDED
+from leeway.run_state import RunState
 from leeway.streams import (
     ROLLOUTS_GROUP,
     Consumer,
@@ -100,6 +101,8 @@ class Feed:
         self._foreign: set[tuple[str, str]] = set()
         """(sampler, configuration) of rollouts of another configuration; each is announced once."""
         self.verdicts = Verdicts(client, keys, epoch, self.budget_s)
+        self._followed = False
+        """Whether the controller has known this epoch."""
         self.tokens_voided = 0
         self.duplicates = 0
         """Rollouts for a slot that was already filled; they are dropped."""
@@ -159,7 +162,14 @@ class Feed:
                 f"Redis has lost the manifest of weights version {self.assembler.version} of run epoch "
                 f"{self.epoch}"
             )
-        if not is_overdue(self.client, self.keys, self.assembler, self.budget_s):
+        state = RunState.load(self.client, self.keys, budget_s=self.budget_s)
+        if self._followed and state.epoch < self.epoch:
+            raise StreamsLostError(
+                f"the controller has begun again and does not know run epoch {self.epoch}: Redis has lost what "
+                "it wrote"
+            )
+        self._followed = self._followed or state.epoch == self.epoch
+        if not is_overdue(self.client, self.keys, state, self.assembler, self.budget_s):
             return
         self._rollouts.look_again()
         while self._read(0).entries:

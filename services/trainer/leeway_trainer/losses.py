@@ -19,12 +19,13 @@ def manifests_are_gone(client: redis.Redis, keys: Keys, budget_s: float) -> bool
     return not retrying(lambda: client.xlen(keys.weights), budget_s=budget_s, what=f"counting {keys.weights}")
 
 
-def is_overdue(client: redis.Redis, keys: Keys, awaited: BatchAssembler, budget_s: float) -> bool:
+def is_overdue(
+    client: redis.Redis, keys: Keys, state: RunState, awaited: BatchAssembler, budget_s: float
+) -> bool:
     """Whether every ticket of the batch that `awaited` lacks rollouts of was written and answered.
 
-    Raises MessageError and RedisUnavailable.
+    `state`: read before, because it was written together with the tickets. Raises RedisUnavailable.
     """
-    state = RunState.load(client, keys, budget_s=budget_s)  # before the tickets: they were written with it
     issued = (
         (state.epoch, state.current) == (awaited.epoch, awaited.version)
         and state.pending is None

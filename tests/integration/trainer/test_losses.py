@@ -95,6 +95,22 @@ def test_a_lost_stream_of_manifests_is_noticed(client: redis.Redis, keys: Keys, 
         feed.wait(lambda: False)
 
 
+def test_a_controller_that_began_again_is_told_of_a_new_epoch(
+    client: redis.Redis, keys: Keys, feed: Feed
+) -> None:
+    client.xadd(keys.tickets, {"h": "x"})
+    looks: list[int] = []
+
+    def begin_again() -> bool:
+        looks.append(1)
+        if len(looks) == 3:
+            client.hset(keys.state, STATE_FIELD, RunState().model_dump_json())
+        return False
+
+    with pytest.raises(StreamsLostError, match="the controller has begun again"):
+        feed.wait(begin_again)
+
+
 def test_two_trainers_that_counted_the_same_epoch_are_told_apart(
     client: redis.Redis, keys: Keys, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
