@@ -165,8 +165,8 @@ class Feed:
         state = RunState.load(self.client, self.keys, budget_s=self.budget_s)
         if self._followed and state.epoch < self.epoch:
             raise StreamsLostError(
-                f"the controller has begun again and does not know run epoch {self.epoch}: Redis has lost what "
-                "it wrote"
+                f"the controller has begun again and does not know run epoch {self.epoch}: Redis has lost "
+                "what it wrote"
             )
         self._followed = self._followed or state.epoch == self.epoch
         if not is_overdue(self.client, self.keys, state, self.assembler, self.budget_s):
