@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 
-ALONE = ("tests/e2e/test_run.py",)
+ALONE = ("tests/e2e/test_run.py", "tests/simulation/test_simulation.py")
 """Each test is its own unit."""
 SLICES = {
     "tests/unit/checks/test_clean_and_faulty.py": 6,
@@ -29,6 +29,7 @@ FIRST = (
     "tests/unit/controller/test_pods.py",
     "tests/static",
     "tests/e2e/test_run.py::test_a_whole_run",
+    "tests/simulation",
     "tests/integration/sampler/test_serve.py",
     "tests/integration/trainer/test_methods.py",
     "tests/integration/trainer/test_two_ranks.py",

@@ -16,6 +16,7 @@ SOURCES = {
     "leeway_controller": "services/controller",
     "leeway_host": "host",
     "leeway_lab": "lab",
+    "leeway_simulation": "simulation",
 }
 ALLOWED = {
     "leeway": set(),
@@ -25,6 +26,8 @@ ALLOWED = {
     "leeway_host": {"leeway"},
     # The lab runs whole runs and builds their models with the launcher's own code.
     "leeway_lab": {"leeway", "leeway_host"},
+    # The only package with all services in one process: it runs their loops against each other.
+    "leeway_simulation": {"leeway", "leeway_sampler", "leeway_trainer", "leeway_controller", "leeway_host"},
 }
 """Package -> the packages of Leeway that it may import beside itself."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -139,10 +140,20 @@ def _check_passwords(config: RunConfig, path: Path) -> None:
 @app.command()
 def chaos(
     config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="YAML file of a run, preferably a small one.")
-    ],
+        Path | None,
+        typer.Argument(metavar="CONFIG", help="YAML file of a run, preferably a small one."),
+    ] = None,
     kills: Annotated[int, typer.Option(min=1, help="Number of faults to inject.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the faults.")] = 0,
+    simulate: Annotated[
+        bool,
+        typer.Option(
+            "--simulate", help="Instead of a run: simulate whole runs in one process, without CONFIG."
+        ),
+    ] = False,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="With --simulate: number of histories, from --seed on.")
+    ] = 300,
     out: Out = None,
     faults: Annotated[
         str, typer.Option(help="Kinds of faults, separated by commas: kill, pause, cut, restart-redis.")
@@ -150,6 +161,10 @@ def chaos(
     sets: Sets = None,
 ) -> None:
     """Run with two samplers while processes are killed, paused, cut off and restarted; verify the result."""
+    if simulate:
+        _simulate(seed, seeds, alone=config is None and not sets)
+    if config is None:
+        raise UsageError("which run? give a configuration, for example: leeway chaos examples/tiny.yaml")
     from rich.console import Console
 
     from leeway.config.load import load_config
@@ -167,3 +182,13 @@ def chaos(
     result = run.run()
     show(run, Console())
     raise typer.Exit(result.exit_code)
+
+
+def _simulate(seed: int, seeds: int, *, alone: bool) -> NoReturn:
+    if not alone:
+        raise UsageError("--simulate has a configuration of its own: omit CONFIG and --set")
+    # A process of its own, because clocks and connections are replaced in it. It imports the services, which
+    # this package must not.
+    arguments = ["--seed", str(seed), "--seeds", str(seeds)]
+    done = subprocess.run([sys.executable, "-m", "leeway_simulation", *arguments], check=False)
+    raise typer.Exit(done.returncode)

@@ -16,6 +16,7 @@ One pass (`tick`), and the gate at each stage:
        |       sync.max_lead batches behind, and a trainer of this controller's configuration;
        |       unblocked by: a commit, or the report of a step; a restart of trainer or controller
     server     without this controller's term: it lost the run's data; begin again with an empty state
+               with an older state: it lost its last writes; issue unfinished batches again
     progress   StalledError after sync.stall_timeout_s without any of these
 
 The state is written in the same MULTI as what it describes (`store.py`), so that a restarted controller
@@ -135,7 +136,8 @@ class Controller:
     def tick(self, block_s: float = 0.0) -> None:
         """One pass; waits up to `block_s` for a report."""
         try:
-            self.store.check()
+            if not self.store.check():
+                self._write_again()
             self._pass(block_s)
         except StateLostError as lost:
             self._begin_again(lost)
@@ -146,6 +148,16 @@ class Controller:
         self._open_streams()
         self.events.write(
             "warning", "state_lost", f"{lost}: the controller begins again with what the trainer reports"
+        )
+
+    def _write_again(self) -> None:
+        """A failover has lost what was written last: issue again all batches that are not trained."""
+        self.manifests.last_id = "0"
+        self.store.commit(self.state.reissued())
+        self.events.write(
+            "warning",
+            "writes_lost",
+            f"the server has lost its last writes; batches from {self.state.next_step} on are issued again",
         )
 
     def _pass(self, block_s: float) -> None:

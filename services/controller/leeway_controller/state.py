@@ -65,6 +65,10 @@ class ControllerState(RunState):
         """The trainer has finished the run."""
         return self.model_copy(update={"finished": True}) if report.epoch == self.epoch else self
 
+    def reissued(self) -> Self:
+        """Tickets that were written may be lost: those of all batches that are not trained are due again."""
+        return self.model_copy(update={"next_issue": self.next_step})
+
     def issued(self, batch: int) -> Self:
         """The tickets of `batch` are written."""
         return self.model_copy(update={"next_issue": batch + 1})

@@ -50,6 +50,8 @@ class StateStore:
         # Before the state is read: from here on an older controller cannot change it.
         self.term: int = self._retry(self._count, "counting controllers")
         self.state = ControllerState.load(client, keys, budget_s=budget_s)
+        self._committed: bytes | None = None
+        """What this controller wrote last; None before its first commit."""
 
     def _count(self) -> int:
         with self.client.pipeline(transaction=True) as pipe:
@@ -57,10 +59,16 @@ class StateStore:
             pipe.hset(self.keys.state, CONTROLLER_CONFIG_FIELD, self.identity.text)
             return int(pipe.execute()[0])
 
-    def check(self) -> None:
-        """Raise DeposedError or StateLostError if the state on the server is not this controller's."""
-        raw = self._retry(lambda: self.client.hget(self.keys.state, TERM_FIELD), "reading the term")
-        self._check_term(int(raw or 0))
+    def check(self) -> bool:
+        """Whether the server has what was committed last; after a failover it may have an older state.
+
+        Raises DeposedError or StateLostError if the state on the server is not this controller's.
+        """
+        term, state = self._retry(
+            lambda: self.client.hmget(self.keys.state, TERM_FIELD, STATE_FIELD), "reading the term"
+        )
+        self._check_term(int(term or 0))
+        return self._committed is None or state == self._committed
 
     def begin_again(self) -> None:
         """Take the run over on a server that lost its data: a new term, an empty state.
@@ -78,7 +86,8 @@ class StateStore:
             pipe.hset(self.keys.state, mapping=cast(Any, fields))
 
         self._retry(lambda: self._write(ControllerState(), effects, check), "beginning again")
-        self.term, self.state = term, ControllerState()
+        self.term = term
+        self._remember(ControllerState())
 
     def _check_term(self, found: int) -> None:
         if found > self.term:
@@ -95,7 +104,10 @@ class StateStore:
     def commit(self, state: ControllerState, effects: Effects = lambda pipe: None) -> None:
         """Write effects and state in one MULTI. Raises DeposedError, StateLostError, RedisUnavailable."""
         self._retry(lambda: self._write(state, effects, self._check_term), "writing the state")
-        self.state = state
+        self._remember(state)
+
+    def _remember(self, state: ControllerState) -> None:
+        self.state, self._committed = state, state.model_dump_json().encode()
 
     def _write(self, state: ControllerState, effects: Effects, check: Callable[[int], None]) -> None:
         """`check` raises if the term that the server has is not one to write under."""

@@ -15,7 +15,8 @@ import redis
 
 from leeway.config import RunConfig
 from leeway.config.identity import Identity, identify
-from leeway.streams import CONFIG_FIELD, EPOCH_FIELD, Keys, retrying
+from leeway.streams import CONFIG_FIELD, EPOCH_FIELD, OWNER_FIELD, Keys, newest_start, process_id, retrying
+from leeway.weights import latest_manifest
 from leeway_trainer.feed import Feed
 from leeway_trainer.ranks import Ranks
 
@@ -59,17 +60,24 @@ def begin_epoch(
 def count_epoch(client: redis.Redis, keys: Keys, last: int, identity: Identity, budget_s: float) -> int:
     """Begin the next run epoch, which is above `last` even on a server that has never seen the run.
 
-    Its number and the configuration are written together.
+    It is also above that of every published version: a server that has lost the counter may still have some.
+    Its number, its owner (this process) and the configuration are written together.
     """
 
     def count() -> int:
+        newest = latest_manifest(client, keys)
+        least = max(last, 0 if newest is None else newest.epoch)
         with client.pipeline(transaction=True) as pipe:
             while True:
                 cast(Any, pipe).watch(keys.state)
-                found = int(cast(Any, pipe.hget(keys.state, EPOCH_FIELD)) or 0)
-                epoch = max(found, last) + 1
+                epoch = max(newest_start(pipe, keys).epoch, least) + 1
+                fields: dict[Any, Any] = {
+                    EPOCH_FIELD: str(epoch),
+                    OWNER_FIELD: process_id(),
+                    CONFIG_FIELD: identity.text,
+                }
                 pipe.multi()
-                pipe.hset(keys.state, mapping={EPOCH_FIELD: epoch, CONFIG_FIELD: identity.text})
+                pipe.hset(keys.state, mapping=fields)
                 try:
                     pipe.execute()
                     return epoch

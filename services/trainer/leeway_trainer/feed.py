@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 
@@ -35,21 +35,21 @@ from leeway.messages import (
     decode,
 )
 from leeway.metrics.areas.tokens import ROLLOUTS_DUPLICATES, TOKENS_VOIDED
+from leeway.run_state import RunState
 from leeway.streams import (
     ROLLOUTS_GROUP,
     Consumer,
     Entry,
     Keys,
-    SupersededError,
     Tail,
     append,
     check_epoch,
-    newest_epoch,
     retrying,
     write_in_epoch,
 )
 from leeway_trainer.assemble import Admission, AssemblyError, BatchAssembler, describe_slots
 from leeway_trainer.deletions import Deletions
+from leeway_trainer.losses import is_overdue, manifests_are_gone
 from leeway_trainer.rejects import Note, check_attempts, move_aside, of_older_epoch
 
 log = logging.getLogger(__name__)
@@ -79,6 +79,13 @@ class Memory:
         return self.used / self.limit if self.limit else 0.0
 
 
+class Arrived(NamedTuple):
+    """What one read brought: entries of the stream, and how many of them filled a slot."""
+
+    entries: int
+    filled: int
+
+
 class Feed:
     """Streams of one run epoch.
 
@@ -101,6 +108,8 @@ class Feed:
         self._foreign: set[tuple[str, str]] = set()
         """(sampler, configuration) of rollouts of another configuration; each is announced once."""
         self.verdicts = Verdicts(client, keys, epoch, self.budget_s)
+        self._followed = False
+        """Whether the controller has known this epoch."""
         self.tokens_voided = 0
         self.duplicates = 0
         """Rollouts for a slot that was already filled; they are dropped."""
@@ -124,8 +133,10 @@ class Feed:
             if wake():
                 return False
             self._check_epoch()
-            if self._read():
+            if self._read().filled:
                 progress = time.monotonic()
+            else:
+                self._check_losses()
             now = time.monotonic()
             if is_stalled(self.client, self.keys, now - progress, limit, start_s):
                 raise StalledError(
@@ -140,11 +151,15 @@ class Feed:
 
     def _check_epoch(self) -> None:
         lost = self._deletions.by_others()  # before the epoch: a newer trainer deletes rollouts rightly
-        found = newest_epoch(self.client, self.keys, budget_s=self.budget_s)
-        if found < self.epoch:
+        found = check_epoch(self.client, self.keys, self.epoch, budget_s=self.budget_s)
+        if found.epoch < self.epoch:
             raise StreamsLostError(f"Redis does not know run epoch {self.epoch}: it lost its data")
-        if found > self.epoch:
-            raise SupersededError(found, self.epoch)
+        version = self.assembler.version
+        if found.published != f"{self.epoch}.{version}":
+            raise StreamsLostError(
+                f"Redis does not know weights version {version} of run epoch {self.epoch}: it lost its last "
+                "writes"
+            )
         if lost:
             text = (
                 f"{lost} rollouts were deleted from {self.keys.rollouts} by a client other than this "
@@ -152,6 +167,34 @@ class Feed:
             )
             self.event("error", "rollouts_deleted", text)
             raise StreamsLostError(text)
+
+    def _check_losses(self) -> None:
+        """Raise StreamsLostError if samplers can no longer answer what is awaited.
+
+        If every ticket of the batch was answered, rollouts that a late delivery left pending are read first.
+        """
+        if manifests_are_gone(self.client, self.keys, self.budget_s):
+            raise StreamsLostError(
+                f"Redis has lost the manifest of weights version {self.assembler.version} of run epoch "
+                f"{self.epoch}"
+            )
+        state = RunState.load(self.client, self.keys, budget_s=self.budget_s)
+        if self._followed and state.epoch < self.epoch:
+            raise StreamsLostError(
+                f"the controller has begun again and does not know run epoch {self.epoch}: Redis has lost "
+                "what it wrote"
+            )
+        self._followed = self._followed or state.epoch == self.epoch
+        if not is_overdue(self.client, self.keys, state, self.assembler, self.budget_s):
+            return
+        self._rollouts.look_again()
+        while self._read(0).entries:
+            pass
+        if not self.assembler.complete():
+            raise StreamsLostError(
+                f"{describe_slots(self.assembler.awaited())}: neither tickets nor rollouts are left: "
+                "Redis has lost a part of its data"
+            )
 
     def check_newest(self) -> None:
         """Raise SupersededError if a newer trainer has started."""
@@ -207,9 +250,9 @@ class Feed:
             budget_s=self.budget_s,
         )
 
-    def _read(self) -> int:
-        """Read what arrived; returns the number of rollouts that filled a slot."""
-        entries = self._rollouts.read(READ_COUNT, POLL_S)
+    def _read(self, wait_s: float | None = None) -> Arrived:
+        """Read what arrives within `wait_s` seconds (None: POLL_S)."""
+        entries = self._rollouts.read(READ_COUNT, POLL_S if wait_s is None else wait_s)
         filled, useless = 0, []
         for entry in entries:
             try:
@@ -230,7 +273,7 @@ class Feed:
                 self.duplicates += 1
             log.debug("rollout %s is %s", rollout.header.ticket_id, admission.value)
         self._ack(useless)
-        return filled
+        return Arrived(len(entries), filled)
 
     def _announce_foreign(self, rollout: Rollout) -> None:
         header, own = rollout.header, self.assembler.config

@@ -39,6 +39,8 @@ class Ranks:
 
     def share_int(self, value: int) -> int:
         """Rank 0's value, on every rank."""
+        if self.size == 1:
+            return value
         tensor = torch.tensor([value], dtype=torch.int64)
         dist.broadcast(tensor, src=0, group=self.control)
         return int(tensor.item())

@@ -9,43 +9,36 @@ end        last checkpoint, model in Hugging Face format, report `finished`
 What the loop calls:
 
 gates.py       waiting for rollouts and for a verdict
+learner.py     theta, theta_s and one optimiser step on one batch
 versions.py    what is published, and what theta_s holds
-step.py        one optimiser step on one batch
 durability.py  checkpoints, and what may be deleted after them
 reports.py     what the controller and the launcher are told
 """
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from leeway.checkpoints.find import find_checkpoint
-from leeway.checkpoints.state import CHECKPOINTS, MODEL_FILES, TrainState
+from leeway.checkpoints.state import TrainState
 from leeway.config import RunConfig
 from leeway.errors import EXIT_INTERRUPTED, LeewayError
 from leeway.messages import Rollout
 from leeway.metrics.areas.lag import LAG_ESS_SEQ, LAG_ESS_TOK
 from leeway.metrics.areas.time import TIME_PUBLISH_S, TIME_WAIT_S
-from leeway.models.base import model_directory
-from leeway.models.files import keep_model_files
 from leeway.telemetry.tracing import span
 from leeway.weights import WeightsTooLarge
 from leeway_trainer.broadcast import Broadcaster
 from leeway_trainer.checkpoint import load_checkpoint
 from leeway_trainer.durability import Durability, train_state
 from leeway_trainer.epochs import RunEpoch, TrainerSetup, begin_epoch
-from leeway_trainer.export import rehearse_export
 from leeway_trainer.gates import Command, Gates, sync_facts
-from leeway_trainer.model import DTYPES, PolicyModel, load_policy_model
-from leeway_trainer.policy import Policy
+from leeway_trainer.learner import LoadLearner, load_learner
 from leeway_trainer.prefixes import ResyncKl
 from leeway_trainer.ranks import Ranks
 from leeway_trainer.reports import Reports, check_rewards
 from leeway_trainer.saved_batch import BatchInfo, save_batch
-from leeway_trainer.snapshot import Snapshot
-from leeway_trainer.step import train_step
 from leeway_trainer.timing import Metrics, StepTimes
 from leeway_trainer.transports import find_transport
 from leeway_trainer.transports.base import Link
@@ -71,7 +64,9 @@ class Trainer:
     ranks         rank 0's decision at each gate     rank 0; the process group's timeout ends the trainer
     """
 
-    def __init__(self, config: RunConfig, ranks: Ranks, setup: TrainerSetup) -> None:
+    def __init__(
+        self, config: RunConfig, ranks: Ranks, setup: TrainerSetup, load: LoadLearner = load_learner
+    ) -> None:
         self.config, self.ranks, self.setup = config, ranks, setup
         self.stopping = False
         """Set by a signal; the loop ends at the next gate or micro-batch."""
@@ -79,16 +74,8 @@ class Trainer:
         self.on_start: Callable[[], object] = lambda: None
         """Called on every rank once the weights are published and training begins."""
         self.transport = find_transport(config, ranks)
-        model = load_policy_model(
-            setup.model,
-            dtype=DTYPES[config.trainer.dtype],
-            chunk_tokens=config.trainer.logits_chunk_tokens,
-            trust_remote_code=config.model.trust_remote_code,
-        )
-        if ranks.first:
-            self._prepare_exports(model)
-        self.snapshot = Snapshot(copy.deepcopy(model), config.trainer, ranks)
-        self.policy = Policy(model, config.trainer, ranks)
+        self.learner = load(config, ranks, setup)
+        self.policy = self.learner.policy
         self.next_batch, version, last_epoch = 0, 0, -1
         if setup.resume is not None:
             state = load_checkpoint(find_checkpoint(setup.resume), self.policy)
@@ -155,7 +142,7 @@ class Trainer:
             info = BatchInfo(step=step, age=drawn.age, version=drawn.version)
             where = self.setup.out / "batches"
             save_batch(where, self.policy, drawn.theta_s, rollouts, self.config, info)
-        metrics = train_step(
+        metrics = self.learner.step(
             self.policy, drawn.theta_s, rollouts, self.config, step, self._stop_if_asked, drawn.age
         )
         self.next_batch = step + 1
@@ -196,19 +183,12 @@ class Trainer:
 
     # -- parts ---------------------------------------------------------------------------------------------
 
-    def _prepare_exports(self, model: PolicyModel) -> None:
-        """Keep beside the checkpoints what an export of them needs, and try the export of the end now."""
-        out = self.setup.out
-        keep_model_files(model_directory(self.setup.model), out / CHECKPOINTS / MODEL_FILES)
-        if self.config.output.save_model:
-            rehearse_export(model.lm, self.setup.model, out)
-
     def _begin_epoch(self, last: int, version: int) -> Broadcaster:
         self.epoch: RunEpoch = begin_epoch(
             self.setup, self.config, self.ranks, last=last, version=version, batch=self.next_batch
         )
         link = Link(self.config, self.ranks, self.setup.client, self.setup.keys, self.epoch.number)
-        publisher = Broadcaster(self.transport, link, self.policy, self.snapshot)
+        publisher = Broadcaster(self.transport, link, self.policy, self.learner.theta_s)
         self.gates = Gates(
             self.config,
             self.ranks,
@@ -225,7 +205,7 @@ class Trainer:
         self._report("started", self.next_batch)
 
     def _kl_of(self, rollouts: Sequence[Rollout]) -> ResyncKl:
-        return ResyncKl(self.policy, self.snapshot, rollouts, self.config)
+        return self.learner.kl(self.policy, self.learner.theta_s, rollouts, self.config)
 
     def _asked_to_stop(self) -> bool:
         self._lived_at = time.monotonic()

@@ -15,7 +15,14 @@ All of it survives a lost connection: a read whose reply was lost is found again
 pending entries; a write is repeated, and its reader drops duplicates by the message's identity.
 """
 
-from leeway.streams.authority import SupersededError, check_epoch, newest_epoch, write_in_epoch
+from leeway.streams.authority import (
+    SupersededError,
+    check_epoch,
+    newest_epoch,
+    newest_start,
+    process_id,
+    write_in_epoch,
+)
 from leeway.streams.client import RedisRefused, client_name, connect, replica_url
 from leeway.streams.clock import now, set_clock
 from leeway.streams.consumer import Consumer, Stale
@@ -26,6 +33,8 @@ from leeway.streams.keys import (
     EPOCH_FIELD,
     KEYFRAME_FIELD,
     MANUAL_FIELD,
+    OWNER_FIELD,
+    PUBLISHED_FIELD,
     REPORTS_GROUP,
     ROLLOUTS_GROUP,
     SCALE_FIELD,
@@ -46,6 +55,8 @@ __all__ = [
     "KEYFRAME_FIELD",
     "LOST",
     "MANUAL_FIELD",
+    "OWNER_FIELD",
+    "PUBLISHED_FIELD",
     "REPORTS_GROUP",
     "ROLLOUTS_GROUP",
     "SCALE_FIELD",
@@ -66,7 +77,9 @@ __all__ = [
     "client_name",
     "connect",
     "newest_epoch",
+    "newest_start",
     "now",
+    "process_id",
     "remove_idle_consumers",
     "replica_url",
     "retrying",

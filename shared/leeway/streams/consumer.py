@@ -93,6 +93,13 @@ class Consumer:
         self.held.update(entry.id for entry in entries)
         return entries
 
+    def look_again(self) -> None:
+        """Have `read` look for pending entries that it has not returned, as after a lost connection.
+
+        A read that arrives at the server after its connection was given up leaves such entries behind.
+        """
+        self._recovered_to = b"-"
+
     def _find_unreturned(self, count: int) -> list[Entry]:
         """Up to `count` entries that are pending for this consumer and were not returned yet.
 

@@ -11,6 +11,12 @@ REPORTS_GROUP = "controller"
 # Fields of the hash `state`.
 EPOCH_FIELD = "epoch"
 """Counts the starts of the trainer; the newest start owns the run."""
+OWNER_FIELD = "epoch_owner"
+"""The trainer process that has begun that epoch. After a loss of data the count begins again, and two
+trainers may have arrived at the same number."""
+PUBLISHED_FIELD = "published"
+"""The newest weight version that was announced, as <epoch>.<version>. A server that has lost its last writes
+has an older one."""
 CONFIG_FIELD = "config"
 """The configuration of the newest run epoch: the text of a `leeway.config.identity.Identity`. Written by the
 trainer together with the epoch."""

@@ -23,8 +23,9 @@ from leeway.errors import LeewayError
 
 log = logging.getLogger(__name__)
 
-LOST = (redis.ConnectionError, redis.TimeoutError)
-"""Errors of a connection that was lost; whether the server executed the call is unknown."""
+LOST = (redis.ConnectionError, redis.TimeoutError, redis.WatchError)
+"""Errors of a connection that was lost; whether the server executed the call is unknown. redis-py reports a
+connection that is lost between WATCH and EXEC as a WatchError."""
 NOT_NOW = (OutOfMemoryError, ReadOnlyError, ClusterDownError, MasterDownError, TryAgainError)
 """Errors of a server that is full, a replica, or in a failover: it executed nothing, and will later."""
 NOT_NOW_CODE = re.compile(r"\b(MISCONF|NOREPLICAS|UNBLOCKED|BUSY)\b")

@@ -3,7 +3,7 @@
     tensor -> wire dtype -> finite? -> digest
            -> its bytes (full), or records against the old tensor (delta) -> chunks
     chunks          => weights:<epoch>.<version>
-    manifest (last) => weights, one JSON field
+    manifest (last) => weights, one JSON field, with the id <epoch>-<version + 1>
 
 The tensors follow each other in one byte stream that is cut every `chunk_bytes`. Every chunk, every tensor
 and the version as a whole carry an xxh3 digest. The version's digest covers names, types, shapes and tensor
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 from pydantic import ValidationError
 
-from leeway.streams import Keys, SupersededError, write_in_epoch
+from leeway.streams import PUBLISHED_FIELD, Keys, SupersededError, retrying, write_in_epoch
 from leeway.weights.chunks import ChunkWriter
 from leeway.weights.codec import count_not_finite, encode_piece, pieces
 from leeway.weights.manifest import (
@@ -102,10 +102,14 @@ def publish_weights(
     Raises WeightsVersionRefused, SupersededError, WeightsNotFinite (names the tensor), WeightsTooLarge (more
     than `limit_bytes` bytes) or RedisUnavailable; the version is not published then.
     """
-    _check_rises(client, keys, epoch, version)
+    _check_rises(client, keys, epoch, version, budget_s)
     stream = keys.weight_chunks(epoch, version)
-    client.sadd(keys.weight_streams, stream)
-    client.unlink(stream)
+
+    def empty() -> None:
+        client.sadd(keys.weight_streams, stream)
+        client.unlink(stream)
+
+    retrying(empty, budget_s=budget_s, what=f"emptying {stream}")
     writer = ChunkWriter(client, stream, chunk_bytes, budget_s, limit_bytes)
     committed = False
     try:
@@ -162,7 +166,7 @@ def publish_offer(
     `offer` tells that transport on the samplers' side how to get the weights described by `specs`; it must be
     JSON. Raises WeightsVersionRefused, SupersededError, or RedisUnavailable after `budget_s` seconds.
     """
-    _check_rises(client, keys, epoch, version)
+    _check_rises(client, keys, epoch, version, budget_s)
     manifest = WeightManifest(
         run=keys.run,
         epoch=epoch,
@@ -183,8 +187,10 @@ def publish_offer(
     return manifest
 
 
-def _check_rises(client: redis.Redis, keys: Keys, epoch: int, version: int) -> None:
-    newest = latest_manifest(client, keys)
+def _check_rises(client: redis.Redis, keys: Keys, epoch: int, version: int, budget_s: float) -> None:
+    newest = retrying(
+        lambda: latest_manifest(client, keys), budget_s=budget_s, what="reading the newest weight version"
+    )
     if newest is not None and newest.epoch > epoch:
         raise SupersededError(newest.epoch, epoch)
     if newest is not None and (epoch, version) <= newest.key:
@@ -196,14 +202,29 @@ def _check_rises(client: redis.Redis, keys: Keys, epoch: int, version: int) -> N
 
 def _announce(client: redis.Redis, keys: Keys, manifest: WeightManifest, budget_s: float) -> None:
     fields: Any = {MANIFEST_FIELD: manifest.model_dump_json()}
-    write_in_epoch(
-        client,
-        keys,
-        manifest.epoch,
-        lambda pipe: pipe.xadd(keys.weights, fields),
-        budget_s=budget_s,
-        what=f"publishing the manifest of weights version {manifest.version}",
-    )
+    # In order whatever the server's clock says: a reader never has a newer version behind its position.
+    entry_id = f"{manifest.epoch}-{manifest.version + 1}"
+
+    def effects(pipe: Any) -> None:
+        pipe.xadd(keys.weights, fields, id=entry_id)
+        pipe.hset(keys.state, PUBLISHED_FIELD, f"{manifest.epoch}.{manifest.version}")
+
+    try:
+        write_in_epoch(
+            client,
+            keys,
+            manifest.epoch,
+            effects,
+            budget_s=budget_s,
+            what=f"publishing the manifest of weights version {manifest.version}",
+        )
+    except redis.ResponseError as exc:
+        # A repeated write whose first reply was lost.
+        newest = retrying(
+            lambda: latest_manifest(client, keys), budget_s=budget_s, what="reading the newest weight version"
+        )
+        if "equal or smaller" not in str(exc) or newest != manifest:
+            raise
 
 
 def free_versions(

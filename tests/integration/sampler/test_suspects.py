@@ -17,7 +17,7 @@ from leeway.errors import EXIT_POISONED
 from leeway.incarnations import forget_sampler, new_holder, register
 from leeway.messages import Event, Rollout, SamplerStatus, Ticket, TicketHeader, decode, encode
 from leeway.rewards import RewardResult
-from leeway.statuses import write_status
+from leeway.statuses import remove_status, write_status
 from leeway.streams import TICKETS_GROUP, Consumer, Tail, add_fields, now
 from leeway_sampler.generation import Generation
 from leeway_sampler.serve import Sampler
@@ -169,7 +169,7 @@ async def test_samplers_that_are_stopped_and_go_on_are_no_deaths(client, keys):
     stopped = [sampler(client, keys, name=f"s{number}") for number in range(5)]
     for made in stopped:
         assert len(await take(made)) == 3
-        client.hdel(keys.samplers, made.name)  # the controller saw no heartbeat
+        remove_status(client, keys, made.name, budget_s=5)  # the controller saw no heartbeat
     held = []
     for number in range(5):
         slow = sampler(client, keys, Engine(seconds=60), name=f"alone{number}")

@@ -16,11 +16,10 @@ from leeway.checkpoints.state import read_state
 from leeway.errors import StalledError
 from leeway.messages import Event, SamplerStatus, Verdict, VerdictHeader, decode
 from leeway.statuses import write_status
-from leeway.streams import EPOCH_FIELD, Tail, append, connect, now
+from leeway.streams import EPOCH_FIELD, SupersededError, Tail, append, connect, now
 from leeway.weights import ChunkSource, HostCopy
 from leeway_host.redis_server import EmbeddedRedis
 from leeway_trainer.epochs import TrainerSetup
-from leeway_trainer.feed import SupersededError
 from leeway_trainer.model import load_policy_model
 from leeway_trainer.process import longest_wait_s
 from leeway_trainer.train import StoppedError, Trainer
@@ -92,7 +91,7 @@ def test_what_is_published_is_theta(tiny_dir, ranks, setup, client, keys):
     copy.advance(source, keys, other.manifests[1:])
     last = copy.tensors()
     assert any(not torch.equal(last[name], sent[name]) for name in sent)
-    for name, param in run.snapshot.runner.lm.named_parameters():
+    for name, param in run.learner.theta_s.runner.lm.named_parameters():
         assert torch.equal(last[name], param), "theta_s is what samplers hold"
 
 

@@ -64,7 +64,7 @@ def test_a_run_over_an_installed_transport(tiny_dir, ranks, client, keys, tmp_pa
     assert not client.smembers(keys.weight_streams), "no bytes went through Redis"
     last = other.manifests[-1]
     sent = load_file(last.offer["path"])
-    for name, param in run.snapshot.runner.lm.named_parameters():
+    for name, param in run.learner.theta_s.runner.lm.named_parameters():
         assert torch.equal(sent[name], param), "what is sent is theta_s"
     ordered = [(spec.name, sent[spec.name]) for spec in last.tensors]
     assert tuple(tensor_specs(ordered)) == last.tensors
