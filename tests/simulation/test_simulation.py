@@ -16,9 +16,10 @@ from leeway_simulation.faults import KINDS, plan_faults
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-CHEAP = ("ignore_the_epoch", "acknowledge_before_the_effect")
-"""Planted bugs that are found within some dozen histories."""
+CHEAP = ("ignore_the_epoch",)
+"""Planted bugs that are found within a dozen histories."""
 OTHERS = (
+    "acknowledge_before_the_effect",
     "drop_the_watch_of_the_trainer",
     "drop_the_watch_of_the_controller",
     "take_the_last_manifest",
@@ -100,6 +101,8 @@ def test_each_planted_bug_is_found(bug: str) -> None:
     find(bug, 500)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_broken_history_is_shown_with_the_faults_that_it_takes() -> None:
     done = run(str(HERE / "planted.py"), "ignore_the_epoch", "show", budget_s=600)
     assert done.returncode == 1, done.stderr
