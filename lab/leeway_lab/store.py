@@ -92,6 +92,8 @@ def execute_all(
 
 
 def _in_pool(out: Path, specs: list[RunSpec], jobs: int) -> Iterator[Ended]:
+    if not specs:
+        return
     pool = worker_pool(jobs)
     try:
         futures = {pool.submit(execute, out, spec): spec for spec in specs}

@@ -16,9 +16,10 @@ from leeway_simulation.faults import KINDS, plan_faults
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-CHEAP = ("ignore_the_epoch", "acknowledge_before_the_effect")
-"""Planted bugs that are found within some dozen histories."""
+CHEAP = ("ignore_the_epoch",)
+"""Planted bugs that are found within a dozen histories."""
 OTHERS = (
+    "acknowledge_before_the_effect",
     "drop_the_watch_of_the_trainer",
     "drop_the_watch_of_the_controller",
     "take_the_last_manifest",
@@ -52,10 +53,10 @@ def simulate(seed: int, seeds: int, budget_s: float) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("first", [0, 150])
-@pytest.mark.timeout(900)
+@pytest.mark.parametrize("first", [0, 40])
+@pytest.mark.timeout(600)
 def test_histories_under_faults_hold(first: int) -> None:
-    found = simulate(first, 150, budget_s=900)
+    found = simulate(first, 40, budget_s=600)
     assert set(found["faults"]) == set(KINDS), "some kind of fault never happened"
 
 
@@ -67,7 +68,7 @@ def test_many_histories_under_faults_hold(first: int) -> None:
 
 
 def test_a_seed_replays_exactly() -> None:
-    command = ("-m", "leeway_simulation", "--seed", "3", "--seeds", "3", "--trace")
+    command = ("-m", "leeway_simulation", "--seed", "3", "--seeds", "2", "--trace")
     first, second = (run(*command, budget_s=200) for _ in range(2))
     cost = "histories, "
     assert first.returncode == second.returncode == 0, first.stderr
@@ -100,6 +101,8 @@ def test_each_planted_bug_is_found(bug: str) -> None:
     find(bug, 500)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_broken_history_is_shown_with_the_faults_that_it_takes() -> None:
     done = run(str(HERE / "planted.py"), "ignore_the_epoch", "show", budget_s=600)
     assert done.returncode == 1, done.stderr

@@ -73,6 +73,7 @@ class _Examples:
         self._max_length = model.config.max_position_embeddings
         self._task = load_task(config)
         self._rng = random.Random(f"leeway-warmup:{seed}")
+        self._encoded: dict[int, Example] = {}
         size = len(self._task)
         held_out = self._rng.sample(range(size), min(HELD_OUT, size))
         self._excluded = frozenset(held_out) if size >= 2 * HELD_OUT else frozenset()
@@ -88,6 +89,11 @@ class _Examples:
         return examples
 
     def _encode(self, index: int) -> Example:
+        if index not in self._encoded:
+            self._encoded[index] = self._encode_new(index)
+        return self._encoded[index]
+
+    def _encode_new(self, index: int) -> Example:
         from leeway.tasks import encode_prompt
 
         item = self._task.item(index)

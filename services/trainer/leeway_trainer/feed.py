@@ -351,12 +351,3 @@ class Verdicts:
         self._known = {s: v for s, v in self._known.items() if s >= step}
         due = [v for _, v in sorted(self._known.items()) if v.action == "resync"]
         return due[-1] if due else None
-
-
-def report_failure(client: redis.Redis, keys: Keys, error: BaseException) -> None:
-    """Write a `failed` event; the process is about to end, so it does not wait for a lost server."""
-    text = f"{type(error).__name__}: {error}" if not isinstance(error, LeewayError) else str(error)
-    try:
-        write_event(client, keys, level="error", source="trainer", name="failed", text=text, budget_s=2.0)
-    except LeewayError as lost:
-        log.error("the failure could not be reported: %s", lost)

@@ -29,12 +29,12 @@ from leeway_trainer.timing import Metrics
 
 @dataclass(frozen=True)
 class Learner:
-    """See the module's docstring; `step` and `kl` have the signatures of their defaults."""
+    """See the module's docstring; `step` and `kl` have the signatures of `train_step` and `ResyncKl`."""
 
     policy: Policy
     theta_s: Snapshot
-    step: Callable[..., Metrics] = train_step
-    kl: Callable[..., ResyncKl] = ResyncKl
+    step: Callable[..., Metrics]
+    kl: Callable[..., ResyncKl]
 
 
 LoadLearner = Callable[[RunConfig, Ranks, TrainerSetup], Learner]
@@ -55,7 +55,7 @@ def load_learner(config: RunConfig, ranks: Ranks, setup: TrainerSetup) -> Learne
     if ranks.first:
         _prepare_exports(model, config, setup)
     theta_s = Snapshot(copy.deepcopy(model), config.trainer, ranks)
-    return Learner(Policy(model, config.trainer, ranks), theta_s)
+    return Learner(Policy(model, config.trainer, ranks), theta_s, train_step, ResyncKl)
 
 
 def _prepare_exports(model: PolicyModel, config: RunConfig, setup: TrainerSetup) -> None:

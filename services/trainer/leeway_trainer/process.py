@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import redis
@@ -22,12 +22,14 @@ from leeway.checks.board import post_rejected
 from leeway.config import RunConfig
 from leeway.diagnose import tell_start
 from leeway.errors import LeewayError, UsageError
+from leeway.events import write_event
 from leeway.health import Health, serve_health
 from leeway.messages import MessageError
 from leeway.process import freeze_heap, secret, stop_signals
 from leeway.streams import Keys, client_name, connect
 from leeway.telemetry.prometheus import serve_metrics
 from leeway.telemetry.tracing import start_tracing
+from leeway_trainer.errors import NonFiniteError, StoppedError
 
 log = logging.getLogger("leeway_trainer")
 WORK_S = 600
@@ -51,7 +53,14 @@ def run_process(args: argparse.Namespace, config: RunConfig) -> None:
         if args.port and local_rank == 0:
             stack.enter_context(serve_health(health, args.port))
         client = connect_first_rank(args, config) if rank == 0 else None
-        train(args, config, client, health, stack)
+        try:
+            train(args, config, resume_from(args), client, health, stack)
+        except StoppedError:
+            raise
+        except BaseException as error:
+            if client is not None:
+                tell_failure(client, Keys(args.run), error)
+            raise
 
 
 def connect_first_rank(args: argparse.Namespace, config: RunConfig) -> redis.Redis:
@@ -69,6 +78,7 @@ def connect_first_rank(args: argparse.Namespace, config: RunConfig) -> redis.Red
 def train(
     args: argparse.Namespace,
     config: RunConfig,
+    resume: Path | None,
     client: redis.Redis | None,
     health: Health,
     stack: ExitStack,
@@ -76,29 +86,21 @@ def train(
     """Run the trainer; with --stay, wait for a signal afterwards."""
     from leeway_trainer.epochs import TrainerSetup
     from leeway_trainer.ranks import start_ranks, stop_ranks
-    from leeway_trainer.train import StoppedError, Trainer
+    from leeway_trainer.train import Trainer
 
-    keys = Keys(args.run)
     limit_s = longest_wait_s(config)
     ranks = start_ranks(config.trainer.device, config.trainer.ranks, limit_s)
-    setup = TrainerSetup(args.model or config.model.name, args.out, keys, client, resume_from(args))
-    try:
-        trainer = Trainer(config, ranks, setup)
-        for number in stop_signals():
-            signal.signal(number, lambda *_: setattr(trainer, "stopping", True))
-        if ranks.first:
-            start_telemetry(args, config, stack)
-        trainer.on_start = lambda: health.ready.update(ready=True)
-        health.alive = lambda: trainer.seconds_since_progress() < limit_s
-        freeze_heap()
-        trainer.run()
-        health.alive = lambda: True
-    except StoppedError:
-        raise
-    except BaseException as error:
-        if client is not None:
-            tell_failure(client, keys, error)
-        raise
+    setup = TrainerSetup(args.model or config.model.name, args.out, Keys(args.run), client, resume)
+    trainer = Trainer(config, ranks, setup)
+    for number in stop_signals():
+        signal.signal(number, lambda *_: setattr(trainer, "stopping", True))
+    if ranks.first:
+        start_telemetry(args, config, stack)
+    trainer.on_start = lambda: health.ready.update(ready=True)
+    health.alive = lambda: trainer.seconds_since_progress() < limit_s
+    freeze_heap()
+    trainer.run()
+    health.alive = lambda: True
     stop_ranks()
     if args.stay:
         log.info("the run is finished; waiting for SIGTERM (--stay)")
@@ -118,31 +120,34 @@ def start_telemetry(args: argparse.Namespace, config: RunConfig, stack: ExitStac
 
 
 def tell_failure(client: redis.Redis, keys: Keys, error: BaseException) -> None:
-    """Write the event `failed`, and a failed check when a number or a message was rejected."""
-    from leeway_trainer.feed import report_failure
-    from leeway_trainer.policy import NonFiniteError
+    """Write the event `failed`, and a failed check when a number or a message was rejected.
 
-    report_failure(client, keys, error)
-    if isinstance(error, (NonFiniteError, MessageError)):
-        with suppress(LeewayError):
+    The process is about to end, so it does not wait for a lost server.
+    """
+    text = f"{type(error).__name__}: {error}" if not isinstance(error, LeewayError) else str(error)
+    try:
+        write_event(client, keys, level="error", source="trainer", name="failed", text=text, budget_s=2.0)
+        if isinstance(error, (NonFiniteError, MessageError)):
             post_rejected(client, keys, str(error), source="trainer", budget_s=2.0)
+    except LeewayError as lost:
+        log.error("the failure could not be reported: %s", lost)
 
 
 def resume_from(args: argparse.Namespace) -> Path | None:
-    """Where to resume from; `--resume auto` is the output directory, once it has a checkpoint.
+    """The checkpoint to resume from; `--resume auto` is the latest in the output directory, if there is one.
 
-    With `--resume-from STEP`, the checkpoint of that step, which rank 0 makes the latest. Raises UsageError.
+    With `--resume-from STEP`, the checkpoint of that step, which rank 0 makes the latest. Raises UsageError,
+    and CheckpointError for a damaged one.
     """
-    resume: Path | None = args.resume
-    if resume == Path("auto"):
+    place: Path | None = args.resume
+    if place == Path("auto"):
         out: Path = args.out
-        resume = out if has_checkpoint(out) else None
-    if args.resume_from is None:
-        return resume
-    if resume is None:
-        raise UsageError(
-            f"--resume-from {args.resume_from}: there is no checkpoint, or --resume is not given"
-        )
-    if os.environ.get("RANK", "0") == "0":
-        return roll_back(resume, args.resume_from)
-    return find_checkpoint(resume, args.resume_from)
+        place = out if has_checkpoint(out) else None
+    if args.resume_from is not None:
+        if place is None:
+            raise UsageError(
+                f"--resume-from {args.resume_from}: there is no checkpoint, or --resume is not given"
+            )
+        if os.environ.get("RANK", "0") == "0":
+            return roll_back(place, args.resume_from)
+    return None if place is None else find_checkpoint(place, args.resume_from)

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from leeway.weights.codec import count_not_finite
 from leeway.weights.tensors import wire_words
-from leeway_trainer.policy import LM_PREFIX, NonFiniteError, Policy, deepspeed_config, gathered, start_engine
+from leeway_trainer.errors import NonFiniteError
+from leeway_trainer.policy import LM_PREFIX, Policy, deepspeed_config, gathered, start_engine
 from leeway_trainer.ranks import Ranks
 
 if TYPE_CHECKING:

@@ -52,8 +52,8 @@ from leeway.metrics.areas.tokens import TOKENS
 from leeway.metrics.areas.trainer import GRAD_NORM, LOSS, LR
 from leeway.telemetry.tracing import span
 from leeway_trainer.batch import MicroBatch, rank_micro_batches
+from leeway_trainer.errors import NonFiniteError
 from leeway_trainer.head import TailQuery
-from leeway_trainer.policy import NonFiniteError
 
 if TYPE_CHECKING:
     from leeway_trainer.model import PolicyOutput, TokenHead

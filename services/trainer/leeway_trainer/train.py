@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from leeway.checkpoints.find import find_checkpoint
 from leeway.checkpoints.state import TrainState
 from leeway.config import RunConfig
-from leeway.errors import EXIT_INTERRUPTED, LeewayError
 from leeway.messages import Rollout
 from leeway.metrics.areas.lag import LAG_ESS_SEQ, LAG_ESS_TOK
 from leeway.metrics.areas.time import TIME_PUBLISH_S, TIME_WAIT_S
@@ -33,6 +32,7 @@ from leeway_trainer.broadcast import Broadcaster
 from leeway_trainer.checkpoint import load_checkpoint
 from leeway_trainer.durability import Durability, train_state
 from leeway_trainer.epochs import RunEpoch, TrainerSetup, begin_epoch
+from leeway_trainer.errors import StoppedError
 from leeway_trainer.gates import Command, Gates, sync_facts
 from leeway_trainer.learner import LoadLearner, load_learner
 from leeway_trainer.prefixes import ResyncKl
@@ -43,12 +43,6 @@ from leeway_trainer.timing import Metrics, StepTimes
 from leeway_trainer.transports import find_transport
 from leeway_trainer.transports.base import Link
 from leeway_trainer.versions import Versions
-
-
-class StoppedError(LeewayError):
-    """SIGTERM or Ctrl-C: the current step is abandoned."""
-
-    exit_code = EXIT_INTERRUPTED
 
 
 class Trainer:

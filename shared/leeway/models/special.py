@@ -7,6 +7,7 @@ EOS at the end of its prompt answers something else.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from leeway.models.templates import probe_chat, render, without_reply
@@ -14,18 +15,19 @@ from leeway.models.templates import probe_chat, render, without_reply
 PROBES = ("1", "a", "Hello world")
 
 
-def own_special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
+@lru_cache(maxsize=8)
+def own_special_tokens(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(ids that the tokenizer puts before a text by itself, ids that it appends).
 
-    Found by encoding a short text with and without special tokens.
+    Found by encoding a short text with and without special tokens, once for each tokenizer.
     """
     for probe in PROBES:
         plain = [int(i) for i in tokenizer.encode(probe, add_special_tokens=False)]
         own = [int(i) for i in tokenizer.encode(probe)]
         at = _find(own, plain)
         if plain and at is not None:
-            return own[:at], own[at + len(plain) :]
-    return [], []
+            return tuple(own[:at]), tuple(own[at + len(plain) :])
+    return (), ()
 
 
 def _find(whole: Sequence[int], part: Sequence[int]) -> int | None:
@@ -39,7 +41,7 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
     """
     ids = [int(i) for i in tokenizer.encode(text, add_special_tokens=False)]
     first, _ = own_special_tokens(tokenizer)
-    return without_double_bos(tokenizer, ids if ids[: len(first)] == first else [*first, *ids])
+    return without_double_bos(tokenizer, ids if tuple(ids[: len(first)]) == first else [*first, *ids])
 
 
 def without_double_bos(tokenizer: Any, ids: list[int]) -> list[int]:

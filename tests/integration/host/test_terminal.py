@@ -79,7 +79,10 @@ def launch(tmp_path: Path) -> Launch:
     return Launch(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGHUP, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGTERM))],
+)
 def test_a_signal_that_the_parent_ignores_stays_ignored(launch: Launch, number: signal.Signals) -> None:
     run = launch.start(
         stdout=subprocess.PIPE,
@@ -107,7 +110,7 @@ def test_a_signal_that_is_not_ignored_ends_the_run(launch: Launch, number: signa
     assert (reason["process"], reason["cause"]) == ("launcher", f"stopped by {number.name}")
 
 
-@pytest.mark.parametrize("form", [[], ["--json"]])
+@pytest.mark.parametrize("form", [[], pytest.param(["--json"], marks=pytest.mark.slow)])
 def test_a_reader_that_goes_away(launch: Launch, form: list[str]) -> None:
     """`leeway run ... 2>&1 | head -1`"""
     run = launch.start(*form, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -157,7 +160,7 @@ def test_a_terminal_that_goes_away(launch: Launch) -> None:
 
 
 def test_a_detached_run_is_followed_to_its_end(launch: Launch) -> None:
-    launch.order(step_s=1.0)
+    launch.order(step_s=0.6)
     pid = start_detached(launch.argv(), launch.out)
     assert os.getsid(pid) == pid  # a session of its own: no terminal ends it
     state = look_up(launch.out)

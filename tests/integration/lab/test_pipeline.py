@@ -22,7 +22,7 @@ from leeway_lab.spec import ModelSpec, RunSpec, experiments
 from leeway_lab.store import execute_all, load, path_of
 from leeway_trainer.export import write_model
 
-SMALL = ModelSpec(hidden=32, layers=1, heads=2, length=4, target_accuracy=0.01)
+SMALL = ModelSpec(hidden=32, layers=1, heads=2, length=4, target_accuracy=1e-6)
 SPECS = [
     spec
     for experiment in experiments().values()

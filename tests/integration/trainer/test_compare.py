@@ -14,7 +14,7 @@ from trainer_support import make_batch, run_config
 
 from leeway.config.load import dump_config
 from leeway.errors import UsageError
-from leeway_trainer.compare import compare, parse_args, variants
+from leeway_trainer.compare import compare, main, parse_args, variants
 from leeway_trainer.model import load_policy_model
 from leeway_trainer.policy import Policy
 from leeway_trainer.ranks import Ranks
@@ -104,30 +104,27 @@ def test_another_shape_of_the_batch_is_rejected(saved: Path) -> None:
             load_batch(find_batch(saved), sets)
 
 
-def cli(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "leeway_host", "corrections", "compare", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
-def test_the_command_prints_a_table_or_json(saved: Path) -> None:
-    table = cli(str(saved))
+def test_the_command_prints_a_table_or_json(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-m", "leeway_host", "corrections", "compare", str(saved)]
+    table = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert table.returncode == 0, table.stderr
     assert "weights 1 steps old" in table.stdout
     assert "ppo reference=sync" in table.stdout
-    data = json.loads(cli(str(saved), "--json").stdout)
+    assert main([str(saved), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
     assert len(data["corrections"]) == len(variants(load_batch(find_batch(saved))[2].correction))
 
 
-def test_a_directory_without_a_batch_is_rejected(tmp_path: Path, saved: Path) -> None:
-    done = cli(str(tmp_path))
-    assert done.returncode == 2
-    assert "output.save_batches" in done.stderr
+def test_a_directory_without_a_batch_is_rejected(
+    tmp_path: Path, saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert main([str(tmp_path)]) == 2
+    assert "output.save_batches" in caplog.text
     broken = tmp_path / "batches" / "step-0000"
     broken.mkdir(parents=True)
     source = find_batch(saved)
     (broken / "batch.json").write_text((source / "batch.json").read_text())
     (broken / "config.yaml").write_text(dump_config(load_batch(source)[2]))
     (broken / "rollouts.bin").write_bytes((source / "rollouts.bin").read_bytes()[:-5])
-    done = cli(str(tmp_path))
-    assert done.returncode == 2
-    assert "rollouts end" in done.stderr or "cannot be read" in done.stderr
+    assert main([str(tmp_path)]) == 2
+    assert "rollouts end" in caplog.text or "cannot be read" in caplog.text

@@ -17,7 +17,7 @@ from trainer_support import make_rollout, run_config
 
 import leeway_trainer.checkpoint as ckpt
 import leeway_trainer.durability as durability
-import leeway_trainer.train as train
+import leeway_trainer.learner as learner
 import leeway_trainer.transports.kinds.redis as transport
 from leeway.batches import prompts_digest
 from leeway.checkpoints.find import find_checkpoint
@@ -34,8 +34,8 @@ POINTS: dict[str, tuple[Any, str, bool, int]] = {
     # owner, function, die before it (or right after it), at which call
     "a rollout is read": (BatchAssembler, "add", False, 15),
     "a batch is taken": (Feed, "take", False, 3),
-    "a step begins": (train, "train_step", True, 3),
-    "a step is done": (train, "train_step", False, 2),
+    "a step begins": (learner, "train_step", True, 3),
+    "a step is done": (learner, "train_step", False, 2),
     "a step is reported": (Feed, "report", False, 3),
     "new weights begin": (transport, "publish_weights", True, 2),
     "new weights are out": (transport, "publish_weights", False, 2),

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from methods_worker import CASES, NAMES, Steps, two_steps
-from test_two_ranks import HERE, TORCHRUN, python
+from correction_steps import CASES, NAMES, Steps, assert_same, two_steps
 from trainer_support import make_batch, run_config
 
 from leeway.config import build_correction
@@ -21,32 +20,9 @@ ONE, TWO, FOUR = 4096, 48, 22
 """micro_batch_tokens that cut the batch into so many micro-batches."""
 
 
-@pytest.fixture(scope="module")
-def on_two_ranks(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where two ranks wrote what they got, a file per case."""
-    out = tmp_path_factory.mktemp("methods")
-    python(*TORCHRUN, "--rdzv-endpoint", "localhost:0", HERE / "methods_worker.py", tiny_dir, out)
-    return out
-
-
-def assert_same(
-    one: tuple[dict[str, torch.Tensor], list[dict[str, float]]],
-    other: tuple[dict[str, torch.Tensor], list[dict[str, float]]],
-) -> None:
-    for name, tensor in one[0].items():
-        assert torch.allclose(tensor, other[0][name], atol=1e-6), name
-    for a, b in zip(one[1], other[1], strict=True):
-        assert a["grad_norm"] > 0
-        assert a.keys() == b.keys()
-        for name, value in a.items():
-            if not name.startswith("time/"):
-                # Log-probabilities near 10 nats are rounded to 1e-6 in float32; an extreme shows it.
-                assert value == pytest.approx(b[name], rel=1e-4, abs=5e-6), name
-
-
 @pytest.mark.parametrize(("method", "settings"), CASES, ids=NAMES)
 def test_division_does_not_change_the_update(
-    tiny_dir: Path, ranks: Ranks, on_two_ranks: Path, method: str, settings: dict[str, object]
+    tiny_dir: Path, ranks: Ranks, method: str, settings: dict[str, object]
 ) -> None:
     results: dict[int, Steps] = {
         budget: two_steps(tiny_dir, ranks, budget, method, settings) for budget in (ONE, TWO, FOUR)
@@ -56,8 +32,6 @@ def test_division_does_not_change_the_update(
     assert_same(whole, results[TWO][:2])
     assert_same(whole, results[FOUR][:2])
     assert_same(whole, two_steps(tiny_dir, ranks, ONE, method, settings, packed=False)[:2])
-    two = torch.load(on_two_ranks / f"{NAMES[CASES.index((method, settings))]}.pt", weights_only=True)
-    assert_same(whole, (two["weights"], two["metrics"]))
     before = dict(load_policy_model(tiny_dir, dtype=torch.float32, chunk_tokens=5).lm.named_parameters())
     assert any(not torch.equal(before[name], tensor) for name, tensor in whole[0].items())
 

@@ -11,8 +11,9 @@ import torch
 from trainer_support import VOCABULARY, make_batch, micro_batches, run_config
 
 from leeway.errors import UsageError
+from leeway_trainer.errors import NonFiniteError
 from leeway_trainer.model import PolicyModel, load_policy_model
-from leeway_trainer.policy import NonFiniteError, Policy
+from leeway_trainer.policy import Policy
 from leeway_trainer.snapshot import Snapshot, wire_tensors
 
 STAGES = [0, 1, 2, 3]

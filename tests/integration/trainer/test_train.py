@@ -20,9 +20,10 @@ from leeway.streams import EPOCH_FIELD, SupersededError, Tail, append, connect, 
 from leeway.weights import ChunkSource, HostCopy
 from leeway_host.redis_server import EmbeddedRedis
 from leeway_trainer.epochs import TrainerSetup
+from leeway_trainer.errors import StoppedError
 from leeway_trainer.model import load_policy_model
 from leeway_trainer.process import longest_wait_s
-from leeway_trainer.train import StoppedError, Trainer
+from leeway_trainer.train import Trainer
 
 
 @pytest.fixture
@@ -436,7 +437,7 @@ def test_a_loop_that_waits_is_alive_and_one_that_hangs_is_not(
         assert hangs.wait(60)
         raise StoppedError("the test is over")
 
-    monkeypatch.setattr("leeway_trainer.train.train_step", hang)
+    monkeypatch.setattr("leeway_trainer.learner.train_step", hang)
     run = Trainer(config, ranks, setup)
 
     def run_until_stopped() -> None:

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from correction_steps import CASES, NAMES, assert_same, two_steps
 from other_side import OtherSide
 from trainer_support import run_config
+from two_ranks_worker import Result, stage_steps
 
 from leeway.config.load import dump_config
+from leeway_trainer.ranks import Ranks
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -48,21 +51,21 @@ def python(*args: object) -> None:
 
 
 @pytest.fixture(scope="module")
-def results(tiny_dir, tmp_path_factory) -> dict[int, dict[int, dict]]:
-    """ranks -> stage -> what the worker wrote."""
-    found = {}
-    for size, launcher in ((1, []), (2, [*TORCHRUN, "--rdzv-endpoint", "localhost:0"])):
-        out = tmp_path_factory.mktemp(f"ranks{size}")
-        python(*launcher, HERE / "two_ranks_worker.py", tiny_dir, out, size)
-        found[size] = {
-            stage: torch.load(out / f"{stage}.pt", weights_only=True) for stage in range(4 if size > 1 else 1)
-        }
-    return found
+def on_two_ranks(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two ranks wrote what they got, see two_ranks_worker.py."""
+    out = tmp_path_factory.mktemp("two_ranks")
+    python(*TORCHRUN, "--rdzv-endpoint", "localhost:0", HERE / "two_ranks_worker.py", tiny_dir, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def on_one_rank(tiny_dir: Path, ranks: Ranks) -> Result:
+    return stage_steps(tiny_dir, ranks, 0)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_same_weights_and_metrics(results, stage):
-    one, two = results[1][0], results[2][stage]
+def test_every_zero_stage_gives_the_same(on_one_rank: Result, on_two_ranks: Path, stage: int) -> None:
+    one, two = on_one_rank, torch.load(on_two_ranks / f"{stage}.pt", weights_only=True)
     for name, want in one["weights"].items():
         torch.testing.assert_close(two["weights"][name], want, atol=1e-6, rtol=1e-6, msg=name)
     for step in ("metrics", "lagging"):
@@ -71,6 +74,15 @@ def test_same_weights_and_metrics(results, stage):
                 assert two[step][name] == pytest.approx(want, rel=1e-4, abs=1e-6), name
     assert two["metrics"]["lag/ess_tok"] == 1.0
     assert two["lagging"]["lag/ess_tok"] < 1.0
+
+
+@pytest.mark.parametrize(("method", "settings"), CASES, ids=NAMES)
+def test_every_correction_gives_the_same(
+    tiny_dir: Path, ranks: Ranks, on_two_ranks: Path, method: str, settings: dict[str, object]
+) -> None:
+    two = torch.load(on_two_ranks / f"{NAMES[CASES.index((method, settings))]}.pt", weights_only=True)
+    one = two_steps(tiny_dir, ranks, 4096, method, settings)[:2]
+    assert_same(one, (two["weights"], two["metrics"]))
 
 
 def test_a_run_on_two_ranks(tiny_dir, client, keys, redis_server, tmp_path):

@@ -70,5 +70,5 @@ def test_prompts(made: dict[str, str], text: str, ids: list[int], note: str | No
 
 
 def test_own_special_tokens() -> None:
-    assert own_special_tokens(tokenizer()) == ([], [])
-    assert own_special_tokens(tokenizer(first="<s>", last="</s>")) == ([BOS], [EOS])
+    assert own_special_tokens(tokenizer()) == ((), ())
+    assert own_special_tokens(tokenizer(first="<s>", last="</s>")) == ((BOS,), (EOS,))
