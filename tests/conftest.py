@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import uuid
@@ -32,6 +33,12 @@ hypothesis.settings.load_profile("leeway")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest units first. Within a unit the order stays as written."""
     items.sort(key=lambda item: start_order(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    """What the modules of the tests imported is not searched for garbage again with every collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
