@@ -28,6 +28,7 @@ hypothesis.settings.register_profile(
     "leeway", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("leeway")
+gc.disable()  # until the tests are collected
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,9 +37,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What the modules of the tests imported is not searched for garbage again with every collection."""
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # what the modules of the tests imported is not searched for garbage again and again
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
