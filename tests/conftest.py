@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import uuid
@@ -27,11 +28,18 @@ hypothesis.settings.register_profile(
     "leeway", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("leeway")
+gc.disable()  # until the tests are collected
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest units first. Within a unit the order stays as written."""
     items.sort(key=lambda item: start_order(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what the modules of the tests imported is not searched for garbage again and again
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -71,7 +71,9 @@ def run_service(main: Callable[[], int]) -> NoReturn:
     """Run `main` and exit with its status; an unexpected error is logged with its traceback.
 
     The error is the last record of the log; only what native libraries report at exit comes after it.
+    Garbage is collected from `freeze_heap` on: before, that is a quarter of the time of importing vLLM.
     """
+    gc.disable()
     # Until `main` has read how to log.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", datefmt="%H:%M:%S")
     try:
@@ -92,13 +94,14 @@ def limit_threads(count: int | None) -> None:
 
 
 def freeze_heap() -> None:
-    """Exclude all existing objects from later garbage collections; call it before the service's loop starts.
+    """Collect garbage from here on, except what exists now; call it before the service's loop starts.
 
     The modules and the model of a sampler are 640,000 objects, and a full collection visits each of them
     while nothing else runs.
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def secret(value: str) -> str:

@@ -12,7 +12,7 @@ from .chart_support import CHART, EXAMPLES, helm, render
 
 CUSTOM_KINDS = {"PodMonitor", "ServiceMonitor", "ScaledObject", "TriggerAuthentication"}
 """Kinds of operators, for which Kubernetes has no schema; test_golden.py looks at them."""
-VERSIONS = ("1.25", "1.30", kubernetes_validate.latest_version())
+VERSIONS = ("1.25", kubernetes_validate.latest_version())
 HPA_METRIC = {
     "type": "External",
     "external": {"metric": {"name": "tickets"}, "target": {"type": "AverageValue", "averageValue": "64"}},

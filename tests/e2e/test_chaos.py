@@ -42,10 +42,10 @@ def chaos(cache: Path, tmp_path: Path, faults: int, seed: int, budget_s: float) 
 
 
 @pytest.mark.timeout(600)
-def test_five_faults_change_nothing(cache: Path, tmp_path: Path) -> None:
-    # This seed's faults kill the trainer, the engine of a sampler, and the server, cut the trainer off, and
-    # pause the controller for longer than the trainer waits for it.
-    chaos(cache, tmp_path, 5, seed=5, budget_s=590)
+def test_four_faults_change_nothing(cache: Path, tmp_path: Path) -> None:
+    # This seed's faults kill the trainer and the server, cut a sampler off, and pause the controller longer
+    # than the trainer waits for it.
+    chaos(cache, tmp_path, 4, seed=3349, budget_s=590)
 
 
 @pytest.mark.slow

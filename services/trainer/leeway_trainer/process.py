@@ -54,7 +54,10 @@ def run_process(args: argparse.Namespace, config: RunConfig) -> None:
             stack.enter_context(serve_health(health, args.port))
         client = connect_first_rank(args, config) if rank == 0 else None
         try:
-            train(args, config, resume_from(args), client, health, stack)
+            resume = resume_from(args)
+            if resume is not None:
+                find_checkpoint(resume)  # one that cannot be used is told before torch is imported
+            train(args, config, resume, client, health, stack)
         except StoppedError:
             raise
         except BaseException as error:
@@ -134,20 +137,20 @@ def tell_failure(client: redis.Redis, keys: Keys, error: BaseException) -> None:
 
 
 def resume_from(args: argparse.Namespace) -> Path | None:
-    """The checkpoint to resume from; `--resume auto` is the latest in the output directory, if there is one.
+    """Where to resume from; `--resume auto` is the output directory, once it has a checkpoint.
 
-    With `--resume-from STEP`, the checkpoint of that step, which rank 0 makes the latest. Raises UsageError,
-    and CheckpointError for a damaged one.
+    With `--resume-from STEP`, the checkpoint of that step, which rank 0 makes the latest. Raises UsageError.
     """
-    place: Path | None = args.resume
-    if place == Path("auto"):
+    resume: Path | None = args.resume
+    if resume == Path("auto"):
         out: Path = args.out
-        place = out if has_checkpoint(out) else None
-    if args.resume_from is not None:
-        if place is None:
-            raise UsageError(
-                f"--resume-from {args.resume_from}: there is no checkpoint, or --resume is not given"
-            )
-        if os.environ.get("RANK", "0") == "0":
-            return roll_back(place, args.resume_from)
-    return None if place is None else find_checkpoint(place, args.resume_from)
+        resume = out if has_checkpoint(out) else None
+    if args.resume_from is None:
+        return resume
+    if resume is None:
+        raise UsageError(
+            f"--resume-from {args.resume_from}: there is no checkpoint, or --resume is not given"
+        )
+    if os.environ.get("RANK", "0") == "0":
+        return roll_back(resume, args.resume_from)
+    return find_checkpoint(resume, args.resume_from)

@@ -76,6 +76,7 @@ def test_a_reward_that_works_is_called_once():
     assert check_reward(task_config(kind="digits")) == 1.0
 
 
+@pytest.mark.slow  # the preflight's tests have a run like it
 def test_a_run_with_an_unusable_reward_ends_before_it_starts_anything(tmp_path):
     from leeway_host.cli.app import app
 

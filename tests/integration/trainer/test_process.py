@@ -101,6 +101,7 @@ def test_resume_from_nothing_is_a_usage_error(process, tiny_dir, tmp_path):
     assert "no checkpoint in" in log
 
 
+@pytest.mark.slow  # test_train.py has the error, without a process
 def test_stall_exits_with_3_and_names_the_slots(process, tiny_dir, client, keys):
     process.start(run_config(tiny_dir, sync={"stall_timeout_s": 0.5}, sampler={"start_timeout_s": 0.5}))
     code, log = process.finish()

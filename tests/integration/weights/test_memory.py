@@ -48,7 +48,7 @@ print(json.dumps({"encoder": encoder, "decoder": decoder, "keyframe": memory.ext
 """
 
 
-@pytest.mark.parametrize("share", [0.01, 1.0])
+@pytest.mark.parametrize("share", [pytest.param(0.01, marks=pytest.mark.slow), 1.0])
 def test_extra_memory_is_bounded(redis_server, client, keys, share):
     code = PROCESS % (TENSORS, TENSOR_BYTES // 2)
     run = subprocess.run(

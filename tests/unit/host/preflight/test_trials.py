@@ -162,7 +162,9 @@ def test_the_trainers_model(good_model: Path, tmp_path: Path, damage: Any, part:
     assert part in text_of(found), text_of(found)
 
 
-@pytest.mark.parametrize("trial", ["leeway_trainer.trial", "leeway_host.preflight.prompts"])
+@pytest.mark.parametrize(
+    "trial", [pytest.param("leeway_trainer.trial", marks=pytest.mark.slow), "leeway_host.preflight.prompts"]
+)
 def test_a_tokenizer_that_cannot_be_loaded(good_model: Path, tmp_path: Path, site: Site, trial: str) -> None:
     directory = tmp_path / "copy"
     shutil.copytree(good_model, directory)
@@ -173,12 +175,14 @@ def test_a_tokenizer_that_cannot_be_loaded(good_model: Path, tmp_path: Path, sit
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that cannot be read")
-def test_an_export_that_would_fail_is_named(good_model: Path, tmp_path: Path, site: Site) -> None:
+def test_an_export_that_would_fail_is_named(good_model: Path, tmp_path: Path) -> None:
+    from leeway_trainer.trial import try_trainer
+
     directory = tmp_path / "copy"
     shutil.copytree(good_model, directory)
     (directory / "notes.txt").symlink_to("/proc/self/mem")
-    site = replace(site, config=config_of(model={"max_length": 128}), model=read_model(directory))
-    found = TrialProcess("trainer", "leeway_trainer.trial", 120.0).run(site)
+    config = config_of(model={"max_length": 128})
+    found = [item for item in try_trainer(config, str(directory)) if isinstance(item, Finding)]
     assert [(f.level, f.check) for f in found] == [("ok", "trainer"), ("error", "export")], text_of(found)
     assert "notes.txt" in found[1].text and "output.save_model=false" in found[1].text
 
