@@ -59,7 +59,7 @@ FREE: dict[str, tuple[str, ...]] = {
     "redis": (
         "url", "service_urls", "read_urls", "maxmemory_mib", "appendonly", "socket_timeout_s", "reconnect_s",
     ),
-    "telemetry": ("log_level", "log_format", "otlp_endpoint", "metrics_port"),
+    "telemetry": ("log_level", "log_format", "otlp_endpoint", "metrics_host", "metrics_port"),
     "checks": (
         "enabled", "sample_fraction", "probe_draws", "self_prefix_responses", "self_prefix_every",
     ),

@@ -8,19 +8,23 @@ import numpy as np
 import pytest
 import redis
 
+from leeway.config.identity import identify
 from leeway.config.load import build_config
 from leeway.events import read_recent_events
 from leeway.messages import Rollout, RolloutHeader, encode
-from leeway.streams import EPOCH_FIELD, ROLLOUTS_GROUP, Keys
+from leeway.streams import EPOCH_FIELD, PUBLISHED_FIELD, ROLLOUTS_GROUP, Keys
 from leeway_trainer.feed import Feed, StreamsLostError
 from leeway_trainer.rejects import RolloutsUnusable
 
 CONFIG = build_config({"task": {"kind": "digits"}, "batch": {"prompts": 1, "group_size": 2}})
+DIGEST = identify(CONFIG).digest
 
 
 def start(client: redis.Redis, keys: Keys) -> Feed:
     """What a start of the trainer does with its streams."""
     epoch = int(client.hincrby(keys.state, EPOCH_FIELD, 1))
+    client.hset(keys.state, PUBLISHED_FIELD, f"{epoch}.1")
+    client.xadd(keys.weights, {"version": 1})
     return Feed(client, keys, CONFIG, epoch=epoch, version=1, next_batch=0)
 
 
@@ -30,6 +34,7 @@ def fields(epoch: int, index: int, batch: int = 0) -> dict[Any, Any]:
     header = RolloutHeader(
         ticket_id=f"{epoch}.1.{batch}.0.{index}", epoch=epoch, version=1, batch=batch, group=0, index=index,
         item=0, sampler="s", finish_reason="stop", reward=1.0, spans=[(0, 1, 1)],
+        config=DIGEST,
     )  # fmt: skip
     return encode(Rollout(header, one, one, logp, offsets, one, logp))
 
