@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 PAGE = 1000
 """Pending entries that are looked at in one call."""
+MAX_CREATIONS = 10
+"""How often one call creates its group again, on a server that loses everything again and again."""
 
 
 class Consumer:
@@ -62,17 +64,18 @@ class Consumer:
 
     def _call(self, call: Callable[[], T]) -> T:
         def guarded() -> T:
-            try:
-                return call()
-            except LOST:
-                self._recovered_to = b"-"
-                raise
-            except ResponseError as exc:
-                if "NOGROUP" not in str(exc):
+            for _ in range(MAX_CREATIONS):
+                try:
+                    return call()
+                except LOST:
+                    self._recovered_to = b"-"
                     raise
+                except ResponseError as exc:
+                    if "NOGROUP" not in str(exc):
+                        raise
                 log.warning("group %s on %s no longer exists; creating it again", self.group, self.stream)
                 self.ensure()
-                return call()
+            return call()
 
         return retrying(guarded, budget_s=self.budget_s, what=f"reading {self.stream}")
 
