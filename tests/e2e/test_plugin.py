@@ -60,6 +60,7 @@ def test_without_the_package_they_are_unknown() -> None:
     assert "unknown policy 'low_reward'" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_a_run_uses_all_four(cache: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
