@@ -57,10 +57,10 @@ format: setup ## format, and fix what ruff can fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-test: setup ## run lint, types and all tests that need neither a GPU nor a cluster (9 minutes on 2 cores)
+test: setup ## run lint, types and all tests that need neither a GPU nor a cluster (16 minutes on 2 cores)
 	@$(BIN)/pytest -n $(TEST_WORKERS) -m "not slow and not gpu and not cluster" $(PYTEST_ARGS)
 
-test-fast: setup ## run the unit tests that take less than a few seconds (40 seconds on 2 cores)
+test-fast: setup ## run the unit tests that take less than a few seconds (a minute on 2 cores)
 	@$(BIN)/pytest -q -n logical -m "not thorough and not slow and not gpu and not cluster" tests/unit $(PYTEST_ARGS)
 
 test-slow: setup ## run the tests marked slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import socket
 import uuid
 from collections.abc import Iterator
@@ -58,6 +59,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def worker_number() -> int:
     """Number of this pytest-xdist worker; 0 without workers."""
     return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+
+
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    """SIGHUP and SIGINT as a terminal leaves them: `nohup` and `make test &` have them ignored."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGINT)}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -103,6 +103,23 @@ def test_a_lost_group_comes_back(client: redis.Redis, keys: Keys) -> None:
     assert texts(a.read(1, 0.1)) == ["w"]
 
 
+def test_a_group_that_is_lost_again_and_again_comes_back(
+    client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, losses = consumer(client, keys), iter(range(2))
+
+    def create(creation: Callable[[], None] = a.ensure) -> None:
+        creation()
+        if next(losses, None) is not None:
+            client.delete(keys.tickets)
+
+    monkeypatch.setattr(a, "ensure", create)
+    client.delete(keys.tickets)
+    assert a.read(1, 0.05) == []
+    append(client, keys.tickets, event("w"))
+    assert texts(a.read(1, 0.1)) == ["w"]
+
+
 def test_deleted_entries_are_not_handed_out(client: redis.Redis, keys: Keys) -> None:
     a = consumer(client, keys)
     ids = [append(client, keys.tickets, event(text)) for text in "wx"]

@@ -54,9 +54,9 @@ def run_process(args: argparse.Namespace, config: RunConfig) -> None:
             stack.enter_context(serve_health(health, args.port))
         client = connect_first_rank(args, config) if rank == 0 else None
         try:
-            resume = resume_from(args)
-            if resume is not None:
-                find_checkpoint(resume)  # one that cannot be used is told before torch is imported
+            place = resume_from(args)
+            # Before torch is imported: one that cannot be used is told at once.
+            resume = None if place is None else find_checkpoint(place)
             train(args, config, resume, client, health, stack)
         except StoppedError:
             raise

@@ -134,8 +134,8 @@ def test_a_run_works_or_says_what_to_set(name: str, tmp_path: Path, namespaces: 
             assert word in done.stderr
         assert "Traceback" not in done.stderr
         return
-    if case.environ or case.nameless:
-        done = start(case, tmp_path, "config", "show", str(config))
+    for args in (["--help"], ["config", "show", str(config)]) if case.environ or case.nameless else ():
+        done = start(case, tmp_path, *args)
         assert done.returncode == 0, done.stderr
     done = start(case, tmp_path, "run", str(config), "--out", str(out))
     assert done.returncode == 0, done.stderr

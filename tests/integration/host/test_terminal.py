@@ -22,6 +22,8 @@ from leeway_host.launch.detach import DetachError, detached_argv, how_to_follow,
 from leeway_host.launch.lookup import look_up
 from leeway_host.launch.record import read_rows
 
+pytestmark = pytest.mark.usefixtures("own_signals")
+
 LAUNCHER = Path(__file__).parent / "launcher.py"
 STEPS = 5
 F_SETPIPE_SZ = 1031

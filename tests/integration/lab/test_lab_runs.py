@@ -143,9 +143,9 @@ def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     execute(tmp_path, specs[0])
     stamp = path_of(tmp_path, specs[0]).stat().st_mtime_ns
-    assert execute_all(tmp_path, specs, jobs=1) == 1
+    assert execute_all(tmp_path, specs, jobs=2) == 1
     assert path_of(tmp_path, specs[0]).stat().st_mtime_ns == stamp
-    assert execute_all(tmp_path, specs, jobs=1) == 0
+    assert execute_all(tmp_path, specs, jobs=2) == 0
     assert load(tmp_path, specs[1]).rows == train(specs[1]).rows
 
 
@@ -159,6 +159,7 @@ def test_the_command_lists_and_refuses(tmp_path: Path, capfd: pytest.CaptureFixt
         with pytest.raises((SystemExit, UsageError)) as error:
             app(["lab", *args])
         assert words in capfd.readouterr().err + str(error.value)
+        assert (error.value.code if isinstance(error.value, SystemExit) else error.value.exit_code) == 2
 
 
 @pytest.mark.slow

@@ -98,7 +98,11 @@ class Rig:
         return float(np.abs(np.concatenate(drawn)).mean())
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["tied", "untied"])
+UNTIED = pytest.param("untied", marks=pytest.mark.slow)
+"""The same tests with a second engine, whose model has an output layer of its own."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["tied", UNTIED])
 async def rig(request, tmp_path_factory, redis_server) -> AsyncIterator[Rig]:
     directory: Path = tmp_path_factory.mktemp(request.param)
     model = save_tiny_model(directory, tied=request.param == "tied")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,3 +27,11 @@ def ranks() -> Iterator[object]:
 
     yield start_ranks("cpu", 1, 120.0)
     stop_ranks()
+
+
+@pytest.fixture
+def setup(tiny_dir: Path, keys: Any, client: Any, tmp_path: Path) -> Any:
+    """What a trainer of the tiny model is started with."""
+    from leeway_trainer.epochs import TrainerSetup
+
+    return TrainerSetup(str(tiny_dir), tmp_path / "run", keys, client)

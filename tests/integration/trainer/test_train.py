@@ -9,40 +9,20 @@ import time
 import pytest
 import torch
 from other_side import OtherSide
-from trainer_support import make_rollout, run_config
+from trainer_support import make_rollout, run_config, short_run
 
 from leeway.checkpoints.find import find_checkpoint
 from leeway.checkpoints.state import read_state
-from leeway.errors import StalledError
-from leeway.messages import Event, SamplerStatus, Verdict, VerdictHeader, decode
+from leeway.messages import SamplerStatus, Verdict, VerdictHeader, decode
 from leeway.statuses import write_status
-from leeway.streams import EPOCH_FIELD, SupersededError, Tail, append, connect, now
+from leeway.streams import append, now
 from leeway.weights import ChunkSource, HostCopy
-from leeway_host.redis_server import EmbeddedRedis
-from leeway_trainer.epochs import TrainerSetup
-from leeway_trainer.errors import StoppedError
 from leeway_trainer.model import load_policy_model
-from leeway_trainer.process import longest_wait_s
 from leeway_trainer.train import Trainer
 
 
-@pytest.fixture
-def setup(tiny_dir, keys, client, tmp_path) -> TrainerSetup:
-    return TrainerSetup(str(tiny_dir), tmp_path / "run", keys, client)
-
-
-def trainer(**over):
-    return {
-        "dtype": "bfloat16",
-        "device": "cpu",
-        "learning_rate": 1e-3,
-        "steps": 5,
-        "checkpoint_every": 2,
-    } | over
-
-
 def test_a_run_from_start_to_end(tiny_dir, ranks, setup, client, keys):
-    config = run_config(tiny_dir, trainer=trainer(), sync={"max_age": 2, "stall_timeout_s": 20.0})
+    config = run_config(tiny_dir, trainer=short_run(), sync={"max_age": 2, "stall_timeout_s": 20.0})
     with OtherSide(client, keys, config) as other:
         Trainer(config, ranks, setup).run()
         other.wait_for(lambda: other.reports[-1].event == "finished")
@@ -78,7 +58,7 @@ def test_a_run_from_start_to_end(tiny_dir, ranks, setup, client, keys):
 
 
 def test_what_is_published_is_theta(tiny_dir, ranks, setup, client, keys):
-    config = run_config(tiny_dir, trainer=trainer(steps=2), sync={"max_age": 1, "stall_timeout_s": 20.0})
+    config = run_config(tiny_dir, trainer=short_run(steps=2), sync={"max_age": 1, "stall_timeout_s": 20.0})
     with OtherSide(client, keys, config) as other:
         run = Trainer(config, ranks, setup)
         run.run()
@@ -96,40 +76,8 @@ def test_what_is_published_is_theta(tiny_dir, ranks, setup, client, keys):
         assert torch.equal(last[name], param), "theta_s is what samplers hold"
 
 
-def test_without_room_the_run_continues_with_the_old_weights(
-    tiny_dir, ranks, setup, client, keys, monkeypatch
-):
-    config = run_config(tiny_dir, trainer=trainer(steps=3), sync={"max_age": 1, "stall_timeout_s": 20.0})
-    with OtherSide(client, keys, config) as other:
-        run = Trainer(config, ranks, setup)
-        start = run.versions.start
-
-        def then_full() -> None:
-            start()
-            monkeypatch.setattr("leeway_trainer.transports.kinds.redis.room_for", lambda *_, **__: 1000)
-
-        run.versions.start = then_full
-        run.run()
-        other.wait_for(lambda: other.reports[-1].event == "finished")
-    assert [m.version for m in other.manifests] == [0]
-    assert [(r.event, r.step, r.version) for r in other.reports] == [
-        ("started", 0, 0),
-        ("step", 0, 0),
-        ("resync_failed", 1, 0),
-        ("step", 1, 0),
-        ("resync_failed", 2, 0),
-        ("step", 2, 0),
-        ("finished", 3, 0),
-    ]
-    assert [r.metrics["lag/age"] for r in other.steps()] == [0, 1, 2]
-    assert other.steps()[2].metrics["lag/ess_tok"] < 1, "theta_s is still what samplers hold"
-    texts = [decode(Event, e.fields).header.text for e in Tail(client, keys.events).read(block_s=None)]
-    assert "samplers keep version 0: new weights" in texts[0]
-    assert "(1000 bytes; weights.max_redis_mib=None" in texts[0]
-
-
 def test_a_keyframe_is_sent_when_a_sampler_is_stuck(tiny_dir, ranks, setup, client, keys):
-    config = run_config(tiny_dir, trainer=trainer(steps=2), sync={"max_age": None, "stall_timeout_s": 20.0})
+    config = run_config(tiny_dir, trainer=short_run(steps=2), sync={"max_age": None, "stall_timeout_s": 20.0})
     with OtherSide(client, keys, config) as other:
         other.hold.set()  # nobody can draw under version 0
         run = Trainer(config, ranks, setup)
@@ -152,7 +100,7 @@ def test_a_keyframe_is_sent_when_a_sampler_is_stuck(tiny_dir, ranks, setup, clie
 def test_without_a_controller_the_trainer_applies_the_same_policy(tiny_dir, ranks, setup, client, keys):
     config = run_config(
         tiny_dir,
-        trainer=trainer(steps=3),
+        trainer=short_run(steps=3),
         sync={"max_age": 1, "verdict_timeout_s": 0.2, "stall_timeout_s": 20.0},
     )
     with OtherSide(client, keys, config, verdicts=False) as other:
@@ -163,7 +111,7 @@ def test_without_a_controller_the_trainer_applies_the_same_policy(tiny_dir, rank
 
 
 def test_a_late_resync_is_done_while_waiting(tiny_dir, ranks, setup, client, keys):
-    config = run_config(tiny_dir, trainer=trainer(steps=2), sync={"max_age": None, "stall_timeout_s": 20.0})
+    config = run_config(tiny_dir, trainer=short_run(steps=2), sync={"max_age": None, "stall_timeout_s": 20.0})
     with OtherSide(client, keys, config, verdicts=False) as other:
         original = other._on_report
 
@@ -196,7 +144,7 @@ def test_duplicates_and_void_rollouts_change_nothing(tiny_dir, ranks, setup, cli
         changed = rollout.header.model_copy(update={"reward": 99.0})
         return [lost, rollout, dataclasses.replace(rollout, header=changed)]
 
-    config = run_config(tiny_dir, trainer=trainer(steps=2), sync={"stall_timeout_s": 20.0})
+    config = run_config(tiny_dir, trainer=short_run(steps=2), sync={"stall_timeout_s": 20.0})
     with OtherSide(client, keys, config, edit=noisy) as other:
         Trainer(config, ranks, setup).run()
         other.wait_for(lambda: other.reports[-1].event == "finished")
@@ -207,7 +155,7 @@ def test_duplicates_and_void_rollouts_change_nothing(tiny_dir, ranks, setup, cli
 
 def test_rollouts_stay_until_a_checkpoint_holds_them(tiny_dir, ranks, setup, client, keys):
     config = run_config(
-        tiny_dir, trainer=trainer(steps=4, checkpoint_every=3), sync={"stall_timeout_s": 20.0}
+        tiny_dir, trainer=short_run(steps=4, checkpoint_every=3), sync={"stall_timeout_s": 20.0}
     )
     with OtherSide(client, keys, config) as other:
         run = Trainer(config, ranks, setup)
@@ -227,7 +175,7 @@ def test_rollouts_stay_until_a_checkpoint_holds_them(tiny_dir, ranks, setup, cli
 
 
 def test_resume_continues_with_a_new_epoch_and_a_higher_version(tiny_dir, ranks, setup, client, keys):
-    config = run_config(tiny_dir, trainer=trainer(steps=5), sync={"max_age": 2, "stall_timeout_s": 20.0})
+    config = run_config(tiny_dir, trainer=short_run(steps=5), sync={"max_age": 2, "stall_timeout_s": 20.0})
     with OtherSide(client, keys, config) as other:
         first = Trainer(config, ranks, setup)
         original = first.durability.save_if_due
@@ -264,135 +212,8 @@ def test_resume_continues_with_a_new_epoch_and_a_higher_version(tiny_dir, ranks,
     assert client.xlen(keys.rollouts) == 0
 
 
-def test_a_stall_names_the_slots(tiny_dir, ranks, setup, client, keys):
-    config = run_config(
-        tiny_dir,
-        trainer=trainer(steps=2),
-        sync={"stall_timeout_s": 0.5},
-        sampler={"start_timeout_s": 0.5},
-    )
-
-    def without_one(rollout):
-        return [] if (rollout.header.group, rollout.header.index) == (1, 2) else [rollout]
-
-    with (
-        OtherSide(client, keys, config, edit=without_one),
-        pytest.raises(StalledError, match="1 of batch 0: 1/2"),
-    ):
-        Trainer(config, ranks, setup).run()
-
-
-def test_a_server_that_fills_up_gets_an_early_checkpoint(tiny_dir, ranks, tmp_path, keys):
-    with EmbeddedRedis(maxmemory_mib=64) as server:
-        client = connect(server.url)
-        setup = TrainerSetup(str(tiny_dir), tmp_path / "run", keys, client)
-        config = run_config(
-            tiny_dir, trainer=trainer(steps=4, checkpoint_every=100), sync={"stall_timeout_s": 20.0}
-        )
-        with OtherSide(client, keys, config) as other:
-            run = Trainer(config, ranks, setup)
-            original, pending = run.durability.save_if_due, []
-
-            def fill_after_two(*arguments) -> None:
-                if run.next_batch == 2:
-                    client.config_set("maxmemory", int(client.info("memory")["used_memory"] / 0.8))
-                elif run.next_batch == 3:
-                    client.config_set("maxmemory", 64 << 20)
-                original(*arguments)
-                pending.append(client.xpending(keys.rollouts, "trainer")["pending"])
-
-            run.durability.save_if_due = fill_after_two
-            run.run()
-            other.wait_for(lambda: other.reports[-1].event == "finished")
-        saved = sorted(p.name for p in (setup.out / "checkpoints").glob("step-*"))
-        assert saved == ["step-000002", "step-000004"]
-        assert pending[0] >= 6 and pending[1] < pending[0], "rollouts in the checkpoint are deleted"
-        fractions = [r.metrics.get("redis/memory_fraction", 0) for r in other.steps()]
-        assert fractions[2] == pytest.approx(0.8, abs=0.1), "part of the next report"
-        client.close()
-
-
-def test_a_server_that_lost_everything_gets_a_new_epoch_of_the_same_policy(
-    tiny_dir, ranks, setup, client, keys
-):
-    config = run_config(tiny_dir, trainer=trainer(steps=4), sync={"max_age": None, "stall_timeout_s": 20.0})
-    with OtherSide(client, keys, config) as other:
-        run = Trainer(config, ranks, setup)
-        original, theta = run.durability.save_if_due, {}
-
-        def lose_after_two(*arguments) -> None:
-            original(*arguments)
-            if run.next_batch == 2 and not theta:
-                other.wait_for(lambda: len(other.steps()) == 2)
-                client.flushall()
-                theta.update(
-                    {n: p.detach().bfloat16().clone() for n, p in run.policy.model.lm.named_parameters()}
-                )
-
-        run.durability.save_if_due = lose_after_two
-        run.run()
-        other.wait_for(lambda: other.reports[-1].event == "finished")
-    assert [(r.event, r.step, r.epoch - run.epoch.number) for r in other.reports] == [
-        ("started", 0, -1),
-        ("step", 0, -1),
-        ("step", 1, -1),
-        ("step", 1, -1),  # repeated, because it may have been lost; readers drop it
-        ("started", 2, 0),
-        ("step", 2, 0),
-        ("step", 3, 0),
-        ("finished", 4, 0),
-    ]
-    copy = HostCopy()
-    copy.advance(ChunkSource(client), keys, other.manifests[-1:])
-    sent = copy.tensors()
-    assert all(torch.equal(sent[name], tensor) for name, tensor in theta.items()), "nothing was unlearned"
-    events = [decode(Event, fields).header for _, fields in client.xrange(keys.events)]
-    assert [e.name for e in events] == ["streams_lost"]
-    assert "batch 2 is generated again" in events[0].text
-
-
-class LosesFirst(OtherSide):
-    """Never sees the first report of step 0: the server lost it in a failover."""
-
-    lost = False
-
-    def _on_report(self, report) -> None:
-        if report.event == "step" and not self.lost:
-            self.lost = True
-            return
-        super()._on_report(report)
-
-
-def test_a_report_that_the_server_lost_is_written_again(tiny_dir, ranks, setup, client, keys):
-    config = run_config(
-        tiny_dir, trainer=trainer(steps=2), sync={"max_age": None, "max_lead": 0, "verdict_timeout_s": 0.5}
-    )
-    with LosesFirst(client, keys, config) as other:
-        Trainer(config, ranks, setup).run()
-        other.wait_for(lambda: other.reports[-1].event == "finished")
-    assert [(r.event, r.step) for r in other.reports if r.event != "started"] == [
-        ("step", 0),
-        ("step", 1),
-        ("finished", 2),
-    ]
-
-
-def test_a_trainer_that_was_replaced_ends(tiny_dir, ranks, setup, client, keys):
-    run = Trainer(run_config(tiny_dir, trainer=trainer()), ranks, setup)
-    client.hincrby(keys.state, EPOCH_FIELD, 1)
-    with pytest.raises(SupersededError, match="only the newest trainer continues"):
-        run.run()
-
-
-def test_stop_ends_the_wait_at_once(tiny_dir, ranks, setup):
-    run = Trainer(run_config(tiny_dir, trainer=trainer()), ranks, setup)
-    run.stopping = True
-    with pytest.raises(StoppedError, match="while waiting for rollouts"):
-        run.run()
-
-
 def test_made_up_rollouts_are_valid():
-    from leeway.messages import Rollout, decode, encode
+    from leeway.messages import Rollout, encode
 
     rollout = make_rollout(3, 1, 2, complete=True)
     assert decode(Rollout, encode(rollout)).header == rollout.header
@@ -404,7 +225,7 @@ def test_the_first_fresh_batch_is_scored_with_the_old_weights_too(
 ):
     config = run_config(
         tiny_dir,
-        trainer=trainer(steps=6, dtype=dtype, learning_rate=1e-2),
+        trainer=short_run(steps=6, dtype=dtype, learning_rate=1e-2),
         sync={"max_age": 2, "stall_timeout_s": 20.0},
         checks={"self_prefix_every": 4},
     )
@@ -424,43 +245,3 @@ def test_the_first_fresh_batch_is_scored_with_the_old_weights_too(
     for report in steps:
         assert report.metrics["data/missing"] == 0
         assert report.metrics["data/denominator_sequences"] == config.batch.size
-
-
-def test_a_loop_that_waits_is_alive_and_one_that_hangs_is_not(
-    tiny_dir, ranks, setup, client, keys, monkeypatch
-):
-    config = run_config(tiny_dir, trainer=trainer(steps=1), sync={"stall_timeout_s": 60.0})
-    hangs, reached = threading.Event(), threading.Event()
-
-    def hang(*_: object) -> None:
-        reached.set()
-        assert hangs.wait(60)
-        raise StoppedError("the test is over")
-
-    monkeypatch.setattr("leeway_trainer.learner.train_step", hang)
-    run = Trainer(config, ranks, setup)
-
-    def run_until_stopped() -> None:
-        with pytest.raises(StoppedError):
-            run.run()
-
-    with OtherSide(client, keys, config) as other:
-        other.hold.set()
-        working = threading.Thread(target=run_until_stopped)
-        working.start()
-        other.wait_for(lambda: bool(other.manifests))
-        for _ in range(3):  # the loop goes on while it waits for rollouts
-            before = run._lived_at
-            other.wait_for(lambda before=before: run._lived_at > before)
-        other.hold.clear()
-        other._generate(0, run.epoch.number, 0)
-        assert reached.wait(60)
-        other.wait_for(lambda: run.seconds_since_progress() > 1.0)
-        hangs.set()
-        working.join(60)
-
-
-def test_the_liveness_budget_covers_the_longest_wait_of_a_rank_that_is_well(tiny_dir):
-    config = run_config(tiny_dir)
-    # leeway.diagnose.is_stalled ends the wait for rollouts after both, one after the other.
-    assert longest_wait_s(config) >= config.sync.stall_timeout_s + config.sampler.start_timeout_s + 600

@@ -129,3 +129,14 @@ def micro_batches(
         rank=rank,
         ranks=size,
     )
+
+
+def short_run(**over: Any) -> dict[str, Any]:
+    """Settings of `trainer` for five bfloat16 steps on the CPU."""
+    return {
+        "dtype": "bfloat16",
+        "device": "cpu",
+        "learning_rate": 1e-3,
+        "steps": 5,
+        "checkpoint_every": 2,
+    } | over

@@ -14,6 +14,8 @@ from leeway_host.launch.failures import RunFailed, find_reason, service_failure
 from leeway_host.launch.interrupt import Interrupted, StopRequest
 from leeway_host.launch.services import Service
 
+pytestmark = pytest.mark.usefixtures("own_signals")
+
 
 def service(tmp_path: Path, name: str, log: str) -> Service:
     path = tmp_path / f"{name}.log"
