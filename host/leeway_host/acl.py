@@ -23,7 +23,7 @@ OPERATOR = "operator"
 USERS = (*SERVICES, OPERATOR)
 CONNECTION = (
     "+ping", "+hello", "+auth", "+multi", "+exec", "+discard", "+unwatch", "+time",
-    "+client|setname", "+client|setinfo",
+    "+client|setname",
 )  # fmt: skip
 """What every user may do: it concerns no key."""
 RESET = ("resetkeys", "resetchannels", "clearselectors", "-@all")

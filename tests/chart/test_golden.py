@@ -146,7 +146,7 @@ def test_what_stays_after_uninstall() -> None:
 
 def test_bundled_redis() -> None:
     docs = render(redis__maxmemoryMiB=1024)
-    config = pick(docs, "ConfigMap", "-redis")["data"]["redis.conf"].splitlines()
+    config = pick(docs, "ConfigMap", "-redis")["data"]["start.sh"].splitlines()
     for line in ("maxmemory 1024mb", "maxmemory-policy noeviction", "appendonly yes"):
         assert line in config
     server = workloads(docs)["redis"]

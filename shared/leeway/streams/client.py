@@ -42,6 +42,7 @@ def connect(
             socket_connect_timeout=socket_timeout_s,
             health_check_interval=15,
             client_name=name,
+            driver_info=None,  # no CLIENT SETINFO, which Redis 7.0 does not know
             retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=1),
             # A server that became a replica: the address may lead to the new primary, but this connection
             # does not.
