@@ -199,7 +199,7 @@ class SimulatedConnection(redis.UnixDomainSocketConnection):
     """Set for each history."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, driver_info=None, **kwargs)  # type: ignore[no-untyped-call]
+        super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
         self.process = self.network.simulation.process
         self.timeout_s = float(self.socket_timeout or 5.0)
         self.opened = False
