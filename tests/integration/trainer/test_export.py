@@ -17,6 +17,7 @@ from leeway.models.base import ModelError
 from leeway.models.files import keep_model_files
 from leeway_trainer.checkpoint import save_checkpoint
 from leeway_trainer.export import export_checkpoint, export_model, main, rehearse_export
+from leeway_trainer.learner import load_learner
 from leeway_trainer.model import load_policy_model
 from leeway_trainer.policy import Policy
 
@@ -131,3 +132,12 @@ def test_a_rehearsal_leaves_nothing_and_names_what_fails(source, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelError, match=r"cannot be exported to .*set output\.save_model=false"):
         rehearse_export(lm, source, tmp_path / "file")
+
+
+def test_a_trainer_that_could_not_export_ends_before_its_first_step(setup, ranks, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.save_torch_state_dict", full)
+    with pytest.raises(ModelError, match=r"cannot be exported to .*No space left.*output\.save_model=false"):
+        load_learner(run_config(setup.model), ranks, setup)

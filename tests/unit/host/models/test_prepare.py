@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from leeway.config import ModelConfig
+from leeway.errors import UsageError
 from leeway.tasks import task_config
 from leeway_host.models import ModelError, default_cache_dir, prepare_model
 from leeway_host.models.base import publish_dir
@@ -189,6 +190,17 @@ def test_cache_directory(monkeypatch, tmp_path):
     monkeypatch.delenv("LEEWAY_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_cache_dir() == tmp_path / "leeway" / "models"
+
+
+def test_without_a_home_directory_the_variable_to_set_is_named(monkeypatch):
+    def nameless(uid):
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", nameless)
+    for name in ("LEEWAY_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UsageError, match="no home directory: set LEEWAY_CACHE_DIR"):
+        default_cache_dir()
 
 
 def test_publish_is_all_or_nothing(tmp_path):
