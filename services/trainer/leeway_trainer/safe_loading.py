@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -26,7 +27,14 @@ def _deepspeed_types() -> list[Any]:
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    return [LossScaler, ZeroStageEnum, fragment_address]
+    return [LossScaler, ZeroStageEnum, fragment_address, (_enum_member, "builtins.getattr")]
+
+
+def _enum_member(enum: Any, name: Any) -> Enum:
+    """In the place of getattr, which early releases of Python 3.11 store for a member of an enumeration."""
+    if not (isinstance(enum, type) and issubclass(enum, Enum)):
+        raise UnpicklingError(f"Unsupported global: GLOBAL getattr of {enum!r} and {name!r}")
+    return enum[name]
 
 
 @contextmanager

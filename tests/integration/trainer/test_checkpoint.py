@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from deepspeed.runtime.fp16.loss_scaler import LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
 from trainer_support import VOCABULARY, make_batch, micro_batches, run_config
 
 from leeway.checkpoints.damage import record_files
@@ -19,6 +21,7 @@ from leeway_trainer import export
 from leeway_trainer.export import export_model
 from leeway_trainer.model import load_policy_model
 from leeway_trainer.policy import Policy
+from leeway_trainer.safe_loading import weights_only
 from leeway_trainer.snapshot import Snapshot, wire_tensors
 
 STAGES = [0, 1, 2, 3]
@@ -130,6 +133,27 @@ class Planted:
 
     def __reduce__(self) -> tuple[object, ...]:
         return (os.mkdir, (str(self.mark),))
+
+
+class StoredAsAttribute:
+    """What `getattr` finds, as Python 3.11.2 stores members of enumerations."""
+
+    def __init__(self, owner: object, name: str) -> None:
+        self.owner, self.name = owner, name
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (getattr, (self.owner, self.name))
+
+
+def test_only_members_of_enumerations_may_be_attributes(tmp_path):
+    file = tmp_path / "stage.pt"
+    torch.save({"stage": StoredAsAttribute(ZeroStageEnum, "weights")}, file)
+    with weights_only(tmp_path):
+        assert torch.load(file)["stage"] is ZeroStageEnum.weights
+    torch.save({"stage": StoredAsAttribute(LossScaler, "__init__")}, file)
+    told = pytest.raises(CheckpointError, match="holds more than weights.*getattr of .*LossScaler")
+    with told, weights_only(tmp_path):
+        torch.load(file)
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
