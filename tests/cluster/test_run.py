@@ -31,8 +31,10 @@ def reports(release: Release) -> list[Json]:
 
 def samplers(release: Release) -> list[Json]:
     """What each sampler says of itself."""
-    raw = release.redis("--json", "hvals", release.key("samplers"))
-    return [json.loads(value) for value in json.loads(raw)]
+    names = json.loads(release.redis("--json", "smembers", release.key("samplers")))
+    keys = [release.key(f"samplers:{name}") for name in names]
+    raw = json.loads(release.redis("--json", "mget", *keys)) if keys else []
+    return [json.loads(value) for value in raw if value]
 
 
 def assert_each_batch_once_and_in_order(release: Release) -> None:
